@@ -1,0 +1,2 @@
+//! kvbraid
+fn main() {}
