@@ -124,7 +124,8 @@ impl ChunkHeader {
 
     /// A header from the first 4 KiB of `bytes`, checked: magic, version, checksum, then every field.
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
-        let head = bytes.get(..HEADER_BYTES).ok_or(HeaderError::Truncated { bytes: bytes.len() })?;
+        let head =
+            bytes.get(..HEADER_BYTES).ok_or(HeaderError::Truncated { bytes: bytes.len() })?;
         let raw: &RawHeader = bytemuck::from_bytes(head);
         if raw.magic != MAGIC {
             return Err(HeaderError::Magic);

@@ -17,7 +17,9 @@ pub enum KeyError {
         bytes: usize,
     },
     /// The canonical key is longer than a header holds.
-    #[error("canonical key has {bytes} bytes, at most {MAX_KEY_BYTES} fit: shorten the namespace or the salt")]
+    #[error(
+        "canonical key has {bytes} bytes, at most {MAX_KEY_BYTES} fit: shorten the namespace or the salt"
+    )]
     TooLong {
         /// Its length.
         bytes: usize,

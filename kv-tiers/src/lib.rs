@@ -1,1 +1,19 @@
-//! kv-tiers
+//! Storage tiers for KV cache chunks: one small trait, its drivers, wrappers that pace or break any tier, and a
+//! conformance suite.
+
+#![deny(unsafe_code)]
+
+#[expect(unsafe_code, reason = "hands out disjoint mutable slots of one mapping")]
+mod arena;
+mod error;
+mod op;
+mod record;
+mod tier;
+
+pub use crate::{
+    arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Slot},
+    error::{ErrorKind, IoContext, TierError},
+    op::{Completion, Op, OpId, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
+    record::{Corruption, Piece, Record, record_bytes},
+    tier::{Capabilities, EvictionGuard, Held, IoMode, Tier, TierStats, Unguarded},
+};

@@ -1,0 +1,112 @@
+//! Operations on a tier and what comes back.
+
+use std::{ops::Range, sync::Arc};
+
+use kv_chunk::Digest;
+
+use crate::{Record, Slot, TierError};
+
+/// Names an op among those in flight on one tier; the caller chooses it and gets it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// An operation. The tier owns its buffer until the completion.
+#[derive(Debug)]
+pub enum Op {
+    /// Read a chunk or a piece of it.
+    Read(ReadOp),
+    /// Write a chunk.
+    Write(WriteOp),
+}
+
+/// Reads the header and some payload blocks of a chunk into a slot.
+///
+/// The header lands in the slot's first 4 KiB, the first block asked for directly behind it: a read of all blocks
+/// leaves the record as it is stored.
+#[derive(Debug)]
+pub struct ReadOp {
+    /// Comes back in the completion.
+    pub id: OpId,
+    /// Which chunk.
+    pub digest: Digest,
+    /// Payload blocks of 1 MiB; an end past the chunk's last block means "to the end".
+    pub blocks: Range<u32>,
+    /// Where the bytes land.
+    pub slot: Slot,
+}
+
+/// Writes a chunk. It becomes readable when the write completes without error.
+#[derive(Debug)]
+pub struct WriteOp {
+    /// Comes back in the completion.
+    pub id: OpId,
+    /// Header and payload; shared with the other replicas' writes.
+    pub record: Arc<Record>,
+}
+
+/// What a read brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadDone {
+    /// First block in the slot.
+    pub first_block: u32,
+    /// Payload bytes behind the header in the slot.
+    pub payload_bytes: usize,
+}
+
+/// What [`Tier::poll`](crate::Tier::poll) reports.
+#[derive(Debug)]
+pub enum Completion {
+    /// A read ended; the slot comes back in any case (its content is unspecified after an error).
+    Read {
+        /// As submitted.
+        id: OpId,
+        /// As submitted.
+        digest: Digest,
+        /// The buffer.
+        slot: Slot,
+        /// What landed, or why not.
+        result: Result<ReadDone, TierError>,
+    },
+    /// A write ended; on success the chunk is readable.
+    Write {
+        /// As submitted.
+        id: OpId,
+        /// Which chunk.
+        digest: Digest,
+        /// Done, or why not.
+        result: Result<(), TierError>,
+    },
+    /// A chunk was dropped to make room, after the guard confirmed it.
+    Evicted {
+        /// Which chunk.
+        digest: Digest,
+    },
+    /// A chunk that was readable is gone (out-of-band deletion, unreadable medium).
+    Lost {
+        /// Which chunk.
+        digest: Digest,
+        /// Why.
+        error: TierError,
+    },
+}
+
+/// An op that was not accepted, given back whole.
+#[derive(Debug)]
+pub struct Rejected {
+    /// The op.
+    pub op: Op,
+    /// Why.
+    pub reason: RejectReason,
+}
+
+/// Why an op was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// As many ops are in flight as the tier allows: submit again after a completion.
+    QueueFull,
+    /// The tier is closed.
+    Closed,
+    /// The record or the slot does not fit this tier: it never will.
+    TooLarge,
+}

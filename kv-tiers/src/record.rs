@@ -1,0 +1,131 @@
+//! A chunk in memory as it stands on every medium: header, then payload.
+
+use kv_chunk::{ChunkHeader, ChunkKey, Digest, HEADER_BYTES, HeaderError, WriteId};
+use thiserror::Error;
+
+use crate::{ReadDone, Slot};
+
+/// Bytes of a record on a medium: header, payload, padding to 4 KiB.
+pub const fn record_bytes(payload_bytes: u64) -> u64 {
+    (HEADER_BYTES as u64 + payload_bytes).next_multiple_of(4096)
+}
+
+/// A whole chunk in a slot, immutable: what a write takes, and what staged or host-cached chunks are read from.
+#[derive(Debug)]
+pub struct Record {
+    slot: Slot,
+    header: ChunkHeader,
+}
+
+impl Record {
+    /// Copies `payload` into `slot` behind its new header. A payload that does not fit gives the slot back.
+    pub fn encode(
+        mut slot: Slot,
+        key: &ChunkKey,
+        write_id: WriteId,
+        payload: &[u8],
+    ) -> Result<Self, Slot> {
+        let Ok(header) = ChunkHeader::new(key, write_id, payload) else { return Err(slot) };
+        let padded = record_bytes(payload.len() as u64);
+        if padded > slot.len() as u64 {
+            return Err(slot);
+        }
+        let payload_end = HEADER_BYTES + payload.len();
+        slot[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        slot[HEADER_BYTES..payload_end].copy_from_slice(payload);
+        // Padding reaches the medium: zero it so that no other chunk's bytes leak into it.
+        let padded_end = usize::try_from(padded).unwrap_or(payload_end).min(slot.len());
+        slot[payload_end..padded_end].fill(0);
+        Ok(Self { slot, header })
+    }
+
+    /// The header.
+    pub fn header(&self) -> &ChunkHeader {
+        &self.header
+    }
+
+    /// Index key.
+    pub fn digest(&self) -> Digest {
+        self.header.digest()
+    }
+
+    /// The payload.
+    pub fn payload(&self) -> &[u8] {
+        &self.slot[HEADER_BYTES..HEADER_BYTES + self.payload_len()]
+    }
+
+    /// The bytes a tier stores: header, payload, zero padding to 4 KiB.
+    pub fn stored_bytes(&self) -> &[u8] {
+        let end = (HEADER_BYTES + self.payload_len()).next_multiple_of(4096);
+        &self.slot[..end]
+    }
+
+    /// The slot, for drivers that need its place in the arena.
+    pub fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    fn payload_len(&self) -> usize {
+        usize::try_from(self.header.payload_bytes()).expect("a payload in memory fits usize")
+    }
+}
+
+/// Bytes that a read brought and that proved to be what was asked for.
+#[derive(Debug)]
+pub struct Piece {
+    slot: Slot,
+    header: ChunkHeader,
+    done: ReadDone,
+}
+
+/// Why the bytes of a read are not served. Always a miss for that tier, counted with its reason.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[error("chunk {digest} failed verification")]
+pub struct Corruption {
+    /// The chunk asked for.
+    pub digest: Digest,
+    /// What did not match.
+    pub source: HeaderError,
+}
+
+impl Piece {
+    /// Checks header, canonical key, length and block checksums of a completed read. On failure the slot is released.
+    pub fn verify(slot: Slot, done: ReadDone, key: &ChunkKey) -> Result<Self, Corruption> {
+        let corrupt = |source| Corruption { digest: key.digest(), source };
+        let header = ChunkHeader::parse(&slot).map_err(corrupt)?;
+        header.verify_key(key).map_err(corrupt)?;
+        let end = HEADER_BYTES.saturating_add(done.payload_bytes);
+        let payload = slot
+            .get(HEADER_BYTES..end)
+            .ok_or_else(|| corrupt(HeaderError::Truncated { bytes: slot.len() }))?;
+        header.verify_blocks(done.first_block, payload).map_err(corrupt)?;
+        Ok(Self { slot, header, done })
+    }
+
+    /// Which staging of the chunk these bytes belong to: pieces of different stagings must not be combined.
+    pub fn write_id(&self) -> WriteId {
+        self.header.write_id()
+    }
+
+    /// Offset of these bytes in the payload.
+    pub fn payload_offset(&self) -> u64 {
+        u64::from(self.done.first_block) * kv_chunk::BLOCK_BYTES as u64
+    }
+
+    /// Length of the chunk's whole payload.
+    pub fn chunk_payload_bytes(&self) -> u64 {
+        self.header.payload_bytes()
+    }
+
+    /// The verified bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.slot[HEADER_BYTES..HEADER_BYTES + self.done.payload_bytes]
+    }
+
+    /// The record, if these are all the bytes of the chunk.
+    pub fn into_record(self) -> Option<Record> {
+        let whole = self.done.first_block == 0
+            && self.done.payload_bytes as u64 == self.header.payload_bytes();
+        whole.then_some(Record { slot: self.slot, header: self.header })
+    }
+}

@@ -1,0 +1,187 @@
+//! The seam: what a storage tier is to everything above it.
+
+use std::{fmt, os::fd::BorrowedFd};
+
+use kv_chunk::{Digest, WriteId};
+
+use crate::{Completion, Op, Rejected};
+
+/// One storage tier: an index of the chunks it holds, and reads and writes of them.
+///
+/// One thread owns a tier; nothing here blocks on the device. Time is an argument: `now_ns` is nanoseconds of one
+/// monotonic origin and never goes back, so any tier also runs in virtual time.
+///
+/// # Contract
+///
+/// * A tier owns the index of what it holds; ops name a digest, and a chunk is a [`Record`](crate::Record): a 4 KiB
+///   header followed by the payload, opaque to the tier.
+/// * [`submit`](Tier::submit) queues and returns; each accepted op gives exactly one completion from a later
+///   [`poll`](Tier::poll), however long the device takes. From submit to completion the tier owns the op's slot or
+///   record: nobody else can touch a buffer that a device may still write.
+/// * A read returns the bytes that are stored. The *caller* verifies them ([`Piece::verify`](crate::Piece::verify)).
+/// * A chunk is visible (`contains`, `list`, reads) only after every byte of it is complete in this tier. A failed or
+///   interrupted write leaves no visible chunk.
+/// * A chunk that is being read is neither evicted nor overwritten until the read completes.
+/// * Used space never exceeds `capacity_bytes`, counting what earlier runs left.
+/// * Dropping a tier waits a bounded time for what is in flight; past it, buffers and files are leaked, never freed
+///   under a device that may still write them.
+pub trait Tier: fmt::Debug + Send {
+    /// Configured name, for reports.
+    fn name(&self) -> &str;
+
+    /// What this tier can do and demands.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Queues an operation. A full queue, a closed tier or a record that can never fit gives the op back.
+    fn submit(&mut self, op: Op, now_ns: u64) -> Result<(), Rejected>;
+
+    /// Makes progress and appends what completed to `completions`.
+    ///
+    /// Before it drops a resident chunk to make room, the tier proposes it to `guard`, and drops it only if confirmed.
+    /// Returns the next time at which it wants to be called even if [`wake_fd`](Tier::wake_fd) stays silent: `None`
+    /// when nothing is pending, a time at or before `now_ns` for "again at once".
+    fn poll(
+        &mut self,
+        now_ns: u64,
+        guard: &dyn EvictionGuard,
+        completions: &mut Vec<Completion>,
+    ) -> Option<u64>;
+
+    /// While held, no further write I/O starts (also between the parts of one write); reads are not affected.
+    fn hold_writes(&mut self, hold: bool);
+
+    /// What is readable under `digest`, from memory, without I/O.
+    fn contains(&self, digest: Digest) -> Option<Held>;
+
+    /// Makes a chunk unreadable at once, and its space free once reads of it have completed. False: not held.
+    fn remove(&mut self, digest: Digest, now_ns: u64) -> bool;
+
+    /// Visits every readable chunk, in no order.
+    fn list(&self, visit: &mut dyn FnMut(Digest, Held));
+
+    /// Ops accepted and not completed.
+    fn in_flight(&self) -> usize;
+
+    /// Counters and gauges.
+    fn stats(&self) -> TierStats;
+
+    /// Becomes readable when [`poll`](Tier::poll) has something to do; `None` if only time can bring completions.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Refuses new ops from now on; what is in flight still completes through `poll`.
+    fn close(&mut self);
+}
+
+const _: Option<&dyn Tier> = None;
+
+/// Confirms evictions: only the engine knows which chunks are leased.
+pub trait EvictionGuard {
+    /// True gives the tier leave to drop its copy; from then on the directory no longer names this tier for it.
+    fn try_evict(&self, digest: Digest) -> bool;
+}
+
+/// Confirms every eviction: for a tier that is used alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unguarded;
+
+impl EvictionGuard for Unguarded {
+    fn try_evict(&self, _digest: Digest) -> bool {
+        true
+    }
+}
+
+/// A readable chunk, as a tier's index knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Length of the payload.
+    pub payload_bytes: u64,
+    /// Which staging of the chunk this is.
+    pub write_id: WriteId,
+}
+
+/// What a tier can do and demands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Alignment of buffers and lengths; slots satisfy it when it divides 4096.
+    pub alignment_bytes: u32,
+    /// Other nodes write into the same store.
+    pub shared: bool,
+    /// Chunks survive the process.
+    pub persistent: bool,
+    /// Largest payload accepted.
+    pub payload_bytes_max: u64,
+    /// Ops that may be in flight; further submits are rejected.
+    pub queue_ops_max: u32,
+}
+
+impl Capabilities {
+    /// A private, volatile tier without demands; set the fields that differ.
+    pub const fn new(payload_bytes_max: u64, queue_ops_max: u32) -> Self {
+        Self {
+            alignment_bytes: 1,
+            shared: false,
+            persistent: false,
+            payload_bytes_max,
+            queue_ops_max,
+        }
+    }
+}
+
+/// How a tier really does its I/O: a fallback is loud, sticky and visible here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IoMode {
+    /// Submission through io_uring (else threads; false for tiers without files).
+    pub ring: bool,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// Slots registered with the kernel.
+    pub registered_buffers: bool,
+    /// Files registered with the kernel.
+    pub registered_files: bool,
+}
+
+/// Counters (since open) and gauges of one tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TierStats {
+    /// Space that counts against the cap now: whole files, headers and padding included.
+    pub used_bytes: u64,
+    /// The cap.
+    pub capacity_bytes: u64,
+    /// Readable chunks.
+    pub chunks: u64,
+    /// Readable chunks that were found at open.
+    pub recovered_chunks: u64,
+    /// Reads that delivered all their bytes.
+    pub reads: u64,
+    /// Payload bytes of those.
+    pub read_bytes: u64,
+    /// Writes that published a chunk.
+    pub writes: u64,
+    /// Payload bytes of those.
+    pub write_bytes: u64,
+    /// Requests sent to the device for reads and writes (SQEs or system calls).
+    pub device_requests: u64,
+    /// Chunks dropped to make room.
+    pub evictions: u64,
+    /// Reads and writes that failed, by kind.
+    pub errors: Vec<(crate::ErrorKind, u64)>,
+    /// Highest number of ops in flight seen.
+    pub in_flight_max: u32,
+    /// How I/O is done.
+    pub io_mode: IoMode,
+    /// One line per fallback taken, with its cause.
+    pub fallbacks: Vec<String>,
+}
+
+impl TierStats {
+    /// Counts one failure.
+    pub fn count_error(&mut self, kind: crate::ErrorKind) {
+        match self.errors.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, count)) => *count += 1,
+            None => self.errors.push((kind, 1)),
+        }
+    }
+}
