@@ -6,7 +6,8 @@ use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
 use crate::{
-    BLOCK_BYTES, ChunkKey, Digest, KeyParts, WriteId, block_count, block_crc,
+    BLOCK_BYTES, ChunkKey, Digest, WriteId, block_count, block_crc,
+    key::check_canonical,
     le::{Le16, Le32, Le64},
 };
 
@@ -15,13 +16,15 @@ pub const HEADER_BYTES: usize = 4096;
 /// Longest canonical key.
 pub const MAX_KEY_BYTES: usize = 1920;
 /// Largest payload: 512 blocks of 1 MiB.
-pub const MAX_PAYLOAD_BYTES: u64 = 512 << 20;
+pub const MAX_PAYLOAD_BYTES: u64 = (MAX_BLOCKS * BLOCK_BYTES) as u64;
+/// The header version that this crate writes and reads.
+pub const HEADER_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"KVBCHUNK";
-const VERSION: u32 = 1;
 const MAX_BLOCKS: usize = 512;
 
-/// The bytes on the medium. `docs/format.md` draws them.
+/// The bytes on the medium. `docs/format.md` draws them. The first three fields and the way the checksum is computed
+/// are the same in every version, so that a reader can tell a newer header from a damaged one.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct RawHeader {
@@ -55,7 +58,7 @@ pub enum HeaderError {
     #[error("no chunk magic")]
     Magic,
     /// Written by a version that this one does not know: leave it alone.
-    #[error("chunk format version {version}, this reader knows 1")]
+    #[error("chunk header version {version}, this reader knows {HEADER_VERSION}")]
     Version {
         /// The version found.
         version: u32,
@@ -107,7 +110,7 @@ impl ChunkHeader {
         }
         let mut raw: Box<RawHeader> = bytemuck::zeroed_box();
         raw.magic = MAGIC;
-        raw.version = VERSION.into();
+        raw.version = HEADER_VERSION.into();
         raw.digest = key.digest().to_bytes();
         raw.write_id = write_id.get().to_le_bytes();
         raw.payload_bytes = payload_bytes.into();
@@ -122,7 +125,8 @@ impl ChunkHeader {
         Ok(Self(raw))
     }
 
-    /// A header from the first 4 KiB of `bytes`, checked: magic, version, checksum, then every field.
+    /// A header from the first 4 KiB of `bytes`, checked: magic, checksum, version, then every field. What is accepted
+    /// is exactly what [`new`](Self::new) can have written: unused bytes are zero, the digest is the key's.
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let head =
             bytes.get(..HEADER_BYTES).ok_or(HeaderError::Truncated { bytes: bytes.len() })?;
@@ -130,11 +134,11 @@ impl ChunkHeader {
         if raw.magic != MAGIC {
             return Err(HeaderError::Magic);
         }
-        if raw.version.get() != VERSION {
-            return Err(HeaderError::Version { version: raw.version.get() });
-        }
         if raw.header_crc.get() != raw.own_crc() {
             return Err(HeaderError::HeaderCrc);
+        }
+        if raw.version.get() != HEADER_VERSION {
+            return Err(HeaderError::Version { version: raw.version.get() });
         }
         raw.check_fields()?;
         Ok(Self(Box::new(*raw)))
@@ -220,21 +224,30 @@ impl RawHeader {
     }
 
     fn check_fields(&self) -> Result<(), HeaderError> {
-        let impossible = |field| Err(HeaderError::Field { field });
+        let payload_bytes = self.payload_bytes.get();
         if self.block_bytes.get() as usize != BLOCK_BYTES {
-            return impossible("block_bytes");
+            return Err(HeaderError::Field { field: "block_bytes" });
         }
-        if self.payload_bytes.get() > MAX_PAYLOAD_BYTES {
-            return impossible("payload_bytes");
+        if payload_bytes > MAX_PAYLOAD_BYTES {
+            return Err(HeaderError::Field { field: "payload_bytes" });
         }
-        let Some(canonical) = self.key.get(..usize::from(self.key_bytes.get())) else {
-            return impossible("key_bytes");
+        let Some((canonical, behind_key)) =
+            self.key.split_at_checked(usize::from(self.key_bytes.get()))
+        else {
+            return Err(HeaderError::Field { field: "key_bytes" });
         };
-        if Digest::of(canonical).to_bytes() != self.digest || KeyParts::parse(canonical).is_err() {
-            return impossible("key");
+        if check_canonical(canonical).is_err() {
+            return Err(HeaderError::Field { field: "key" });
         }
-        if self.flags.get() != 0 || self.reserved.iter().any(|&byte| byte != 0) {
-            return impossible("flags");
+        if Digest::of(canonical).to_bytes() != self.digest {
+            return Err(HeaderError::Field { field: "digest" });
+        }
+        let blocks = usize::try_from(block_count(payload_bytes)).expect("at most 512 blocks");
+        if self.block_crcs[blocks..].iter().any(|crc| crc.get() != 0) {
+            return Err(HeaderError::Field { field: "block_crcs" });
+        }
+        if self.flags.get() != 0 || self.reserved.iter().chain(behind_key).any(|&byte| byte != 0) {
+            return Err(HeaderError::Field { field: "reserved bytes" });
         }
         Ok(())
     }
