@@ -1,2 +1,62 @@
-//! xtask
-fn main() {}
+//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `loom`, `fuzz`, `tidy`.
+//!
+//! It links none of the crates it drives: it starts cargo and reads what comes back, so it builds in seconds and its
+//! checks cannot be bent by the code that they judge.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "a command-line tool speaks on standard output")]
+
+mod bench;
+mod demo;
+mod fuzz;
+mod loom;
+mod metadata;
+mod run;
+mod tally;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "KVBraid's own commands", max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Replay a real request trace through the engine and print one table; everything after it goes to `kvbraid demo`.
+    Demo(demo::Demo),
+    /// Everything that must pass before a change lands. Needs nothing but a Rust toolchain.
+    Test(test::Test),
+    /// The quick set of all benches; writes `target/bench/<name>.json`.
+    Bench(bench::Bench),
+    /// Explore every interleaving of the lock-free parts with loom.
+    Loom(loom::Loom),
+    /// Feed mutated bytes to the parsers for a bounded time.
+    Fuzz(fuzz::Fuzz),
+    /// Check the rules of the house: arrows between crates, budgets, texts.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Demo(demo) => demo.run(),
+        Command::Test(test) => test.run(),
+        Command::Bench(bench) => bench.run(),
+        Command::Loom(loom) => loom.run(),
+        Command::Fuzz(fuzz) => fuzz.run(),
+        Command::Tidy => tidy::run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `cargo xtask bench`: every bench that exists, briefly; JSON first, then one table drawn from it.
+
+mod criterion;
+mod machine;
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::{metadata, run};
+
+/// Arguments of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub(crate) struct Bench {
+    /// Only benches of this name or crate; `demo` is the whole engine on a real trace.
+    name: Option<String>,
+}
+
+/// One line of the summary.
+struct Line {
+    bench: String,
+    what: String,
+    figure: String,
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> Result<()> {
+        let wants = |names: [&str; 2]| {
+            self.name.as_ref().is_none_or(|wanted| names.contains(&wanted.as_str()))
+        };
+        let mut lines = Vec::new();
+        for package in metadata::packages()? {
+            for bench in &package.benches {
+                if wants([bench, &package.name]) {
+                    println!("== {} {bench}", package.name);
+                    let results = criterion::run(&package.name, bench)?;
+                    lines.extend(results.iter().map(|result| criterion_line(bench, result)));
+                    write(bench, json!({"crate": package.name, "results": results}))?;
+                }
+            }
+        }
+        if wants(["demo", "kv-connector"]) {
+            println!("== demo");
+            lines.extend(demo()?);
+        }
+        ensure!(!lines.is_empty(), "no bench has that name");
+        println!("\n{:<16} {:<52} {:>24}", "bench", "what", "figure");
+        for line in &lines {
+            println!("{:<16} {:<52} {:>24}", line.bench, line.what, line.figure);
+        }
+        println!("\nEvery repetition is in {}", directory().display());
+        Ok(())
+    }
+}
+
+fn directory() -> PathBuf {
+    run::root().join("target/bench")
+}
+
+/// Writes `target/bench/<name>.json`: the results, and what they were measured on.
+fn write(name: &str, mut value: Value) -> Result<()> {
+    value["bench"] = json!(name);
+    value["machine"] = machine::describe();
+    value["commit"] = json!(machine::commit());
+    value["parameters"] = criterion::parameters();
+    let path = directory().join(format!("{name}.json"));
+    fs::create_dir_all(directory()).with_context(|| format!("create {}", directory().display()))?;
+    fs::write(&path, serde_json::to_string_pretty(&value)? + "\n")
+        .with_context(|| format!("write {}", path.display()))
+}
+
+fn criterion_line(bench: &str, result: &Value) -> Line {
+    let number = |key: &str| result[key].as_f64().unwrap_or(f64::NAN);
+    Line {
+        bench: bench.to_owned(),
+        what: result["id"].as_str().unwrap_or_default().to_owned(),
+        figure: format!("{} +- {}", nanoseconds(number("ns_mean")), nanoseconds(number("ns_se"))),
+    }
+}
+
+fn nanoseconds(ns: f64) -> String {
+    match ns {
+        _ if ns < 1e3 => format!("{ns:.1} ns"),
+        _ if ns < 1e6 => format!("{:.2} us", ns / 1e3),
+        _ => format!("{:.2} ms", ns / 1e6),
+    }
+}
+
+/// The demo as an end-to-end bench; it writes its own JSON.
+fn demo() -> Result<Vec<Line>> {
+    let path = directory().join("demo.json");
+    fs::create_dir_all(directory()).with_context(|| format!("create {}", directory().display()))?;
+    crate::demo::Demo::with(vec!["--json".to_owned(), path.display().to_string()]).run()?;
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let value: Value =
+        serde_json::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
+    let rows = value["rows"].as_array().context("demo.json has no rows")?;
+    Ok(rows
+        .iter()
+        .map(|row| Line {
+            bench: "demo".to_owned(),
+            what: format!("retrieval, {}", row["policy"].as_str().unwrap_or("?")),
+            figure: format!("{:.2} s", row["retrieval_s"].as_f64().unwrap_or(f64::NAN)),
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nanoseconds;
+
+    #[test]
+    fn times_are_printed_in_the_unit_that_fits() {
+        assert_eq!([12.34, 1234.0, 12.34e6].map(nanoseconds), ["12.3 ns", "1.23 us", "12.34 ms"]);
+    }
+}

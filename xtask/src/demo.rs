@@ -1,0 +1,35 @@
+//! `cargo xtask demo`: a real request trace through the real engine, one table at the end.
+
+use anyhow::Result;
+
+use crate::run;
+
+/// Arguments of the demo; all of them go to `kvbraid demo`.
+#[derive(clap::Args)]
+pub(crate) struct Demo {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+impl Demo {
+    /// A demo with these arguments.
+    pub(crate) fn with(rest: Vec<String>) -> Self {
+        Self { rest }
+    }
+
+    pub(crate) fn run(self) -> Result<()> {
+        let mut command = run::cargo();
+        command.args([
+            "run",
+            "--release",
+            "--quiet",
+            "--package",
+            "kv-connector",
+            "--bin",
+            "kvbraid",
+            "--",
+            "demo",
+        ]);
+        run::shown(command.args(self.rest))
+    }
+}
