@@ -5,11 +5,12 @@
 
 use std::{
     fmt, io,
+    mem::ManuallyDrop,
     ops::{Deref, DerefMut},
     process,
     ptr::NonNull,
     slice,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use memmap2::{Advice, MmapMut, MmapOptions};
@@ -69,6 +70,8 @@ pub struct ArenaStats {
     pub slot_bytes: u64,
     /// Slots nobody holds.
     pub free_slots: u64,
+    /// Slots given up for good, because a device may still write them.
+    pub leaked_slots: u64,
     /// Bytes backed by huge pages, asked from the system when the arena was made.
     pub huge_page_bytes: u64,
     /// Whether the pages are locked.
@@ -77,18 +80,24 @@ pub struct ArenaStats {
 
 /// One 2 MiB-aligned mapping on huge pages where the system grants them, faulted in, not inherited by a fork.
 pub struct Arena {
-    /// Keeps the mapping; touched only through `base`.
-    _mapping: MmapMut,
+    /// Keeps the mapping; touched only through `base`. Always there until the arena is dropped.
+    mapping: Option<MmapMut>,
     base: NonNull<u8>,
     slot_bytes: usize,
     slots: usize,
-    free: Mutex<Vec<u32>>,
+    unheld: Mutex<Unheld>,
     owner_pid: u32,
     huge_page_bytes: u64,
     locked: bool,
 }
 
-// SAFETY: `base` points into `_mapping`, which lives as long as the arena; slots are handed out through `free`, each
+/// The slots that nobody holds.
+struct Unheld {
+    free: Vec<u32>,
+    leaked: usize,
+}
+
+// SAFETY: `base` points into `mapping`, which lives as long as the arena; slots are handed out through `unheld`, each
 // index to one `Slot` at a time, so two threads never hold one byte range.
 unsafe impl Send for Arena {}
 // SAFETY: as for `Send`; all shared state is behind the mutex or immutable.
@@ -120,11 +129,11 @@ impl Arena {
         let base = NonNull::from(&mut mapping[shift..]).cast::<u8>();
         Ok(Arc::new(Self {
             huge_page_bytes: huge_page_bytes(base.as_ptr() as usize, bytes),
-            _mapping: mapping,
+            mapping: Some(mapping),
             base,
             slot_bytes,
             slots: config.slots,
-            free: Mutex::new((0..slots).rev().collect()),
+            unheld: Mutex::new(Unheld { free: (0..slots).rev().collect(), leaked: 0 }),
             owner_pid: process::id(),
             locked,
         }))
@@ -132,16 +141,13 @@ impl Arena {
 
     /// A slot nobody holds, or `None`: never waits. In a forked child there are none.
     pub fn try_take(self: &Arc<Self>) -> Option<Slot> {
-        if process::id() != self.owner_pid {
-            return None;
-        }
-        let index = self.free_list().pop()?;
+        let index = self.unheld()?.free.pop()?;
         Some(Slot { arena: Arc::clone(self), index })
     }
 
-    /// Number of slots nobody holds.
+    /// Number of slots nobody holds; 0 in a forked child.
     pub fn free_slots(&self) -> usize {
-        self.free_list().len()
+        self.unheld().map_or(0, |unheld| unheld.free.len())
     }
 
     /// Number of slots.
@@ -161,18 +167,36 @@ impl Arena {
 
     /// What the arena really is.
     pub fn stats(&self) -> ArenaStats {
+        let (free, leaked) = self.unheld().map_or((0, 0), |it| (it.free.len(), it.leaked));
         ArenaStats {
             bytes: (self.slot_bytes * self.slots) as u64,
             slot_bytes: self.slot_bytes as u64,
-            free_slots: self.free_slots() as u64,
+            free_slots: free as u64,
+            leaked_slots: leaked as u64,
             huge_page_bytes: self.huge_page_bytes,
             locked: self.locked,
         }
     }
 
-    fn free_list(&self) -> std::sync::MutexGuard<'_, Vec<u32>> {
-        // The list is only pushed and popped: it is whole even after a panic elsewhere.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None` in a forked child: there the memory is absent, and another thread's lock may never be released.
+    fn unheld(&self) -> Option<MutexGuard<'_, Unheld>> {
+        // Only pushed, popped and counted: whole even after a panic elsewhere.
+        let lock = || self.unheld.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_ours().then(lock)
+    }
+
+    /// False in a forked child.
+    fn is_ours(&self) -> bool {
+        process::id() == self.owner_pid
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if !self.is_ours() {
+            // The child did not inherit the mapping; what lives at its address now belongs to somebody else.
+            let _not_unmapped = ManuallyDrop::new(self.mapping.take());
+        }
     }
 }
 
@@ -183,6 +207,8 @@ impl fmt::Debug for Arena {
 }
 
 /// One slot of an arena: exclusive, 4 KiB-aligned memory. Dropping it returns it to the arena.
+///
+/// In a forked child the memory is absent: there a slot is empty, and dropping it does nothing.
 pub struct Slot {
     arena: Arc<Arena>,
     index: u32,
@@ -207,7 +233,15 @@ impl Slot {
     /// Gives the memory up for good: nobody will hold it again. For buffers that a device may still write.
     pub fn leak(self) {
         // The arena must stay mapped as long as the device may write: its reference count is leaked with the slot.
-        let _leaked = std::mem::ManuallyDrop::new(self);
+        let leaked = ManuallyDrop::new(self);
+        if let Some(mut unheld) = leaked.arena.unheld() {
+            unheld.leaked += 1;
+        }
+    }
+
+    /// Bytes that may be touched: none in a forked child.
+    fn usable_bytes(&self) -> usize {
+        if self.arena.is_ours() { self.arena.slot_bytes } else { 0 }
     }
 }
 
@@ -218,7 +252,7 @@ impl Deref for Slot {
         // SAFETY: `offset` is within the region, as `index` came from the free list.
         let start = unsafe { self.arena.base.add(self.offset()) };
         // SAFETY: this slot alone holds these bytes, and they were initialised (zeroed) by the mapping.
-        unsafe { slice::from_raw_parts(start.as_ptr(), self.arena.slot_bytes) }
+        unsafe { slice::from_raw_parts(start.as_ptr(), self.usable_bytes()) }
     }
 }
 
@@ -227,14 +261,14 @@ impl DerefMut for Slot {
         // SAFETY: `offset` is within the region, as `index` came from the free list.
         let start = unsafe { self.arena.base.add(self.offset()) };
         // SAFETY: this slot alone holds these bytes, and `&mut self` makes this borrow the only one.
-        unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.arena.slot_bytes) }
+        unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.usable_bytes()) }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if process::id() == self.arena.owner_pid {
-            self.arena.free_list().push(self.index);
+        if let Some(mut unheld) = self.arena.unheld() {
+            unheld.free.push(self.index);
         }
     }
 }

@@ -6,6 +6,7 @@
 #[expect(unsafe_code, reason = "hands out disjoint mutable slots of one mapping")]
 mod arena;
 mod error;
+mod memory;
 mod op;
 mod record;
 mod tier;
@@ -13,7 +14,8 @@ mod tier;
 pub use crate::{
     arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Slot},
     error::{ErrorKind, IoContext, TierError},
+    memory::{MemoryConfig, MemoryTier},
     op::{Completion, Op, OpId, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
-    record::{Corruption, Piece, Record, record_bytes},
+    record::{Corruption, Piece, Record, piece_range, record_bytes},
     tier::{Capabilities, EvictionGuard, Held, IoMode, Tier, TierStats, Unguarded},
 };

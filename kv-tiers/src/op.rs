@@ -19,17 +19,36 @@ pub enum Op {
     Write(WriteOp),
 }
 
+impl Op {
+    /// The caller's name for it.
+    pub fn id(&self) -> OpId {
+        match self {
+            Self::Read(read) => read.id,
+            Self::Write(write) => write.id,
+        }
+    }
+
+    /// Which chunk it is about.
+    pub fn digest(&self) -> Digest {
+        match self {
+            Self::Read(read) => read.digest,
+            Self::Write(write) => write.record.digest(),
+        }
+    }
+}
+
 /// Reads the header and some payload blocks of a chunk into a slot.
 ///
 /// The header lands in the slot's first 4 KiB, the first block asked for directly behind it: a read of all blocks
-/// leaves the record as it is stored.
+/// leaves the record as it is stored. A range that names no block reads the header alone.
 #[derive(Debug)]
 pub struct ReadOp {
     /// Comes back in the completion.
     pub id: OpId,
     /// Which chunk.
     pub digest: Digest,
-    /// Payload blocks of 1 MiB; an end past the chunk's last block means "to the end".
+    /// Payload blocks of 1 MiB, as [`piece_range`](crate::piece_range) counts them: an end past the chunk's last block
+    /// means "to the end".
     pub blocks: Range<u32>,
     /// Where the bytes land.
     pub slot: Slot,
@@ -47,13 +66,15 @@ pub struct WriteOp {
 /// What a read brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadDone {
-    /// First block in the slot.
+    /// First block asked for, and so the first in the slot.
     pub first_block: u32,
     /// Payload bytes behind the header in the slot.
     pub payload_bytes: usize,
 }
 
 /// What [`Tier::poll`](crate::Tier::poll) reports.
+///
+/// `Read` and `Write` answer an op; `Evicted` and `Lost` say that a chunk which was readable no longer is.
 #[derive(Debug)]
 pub enum Completion {
     /// A read ended; the slot comes back in any case (its content is unspecified after an error).
@@ -90,6 +111,16 @@ pub enum Completion {
     },
 }
 
+impl Completion {
+    /// The op that this answers, if it answers one.
+    pub fn id(&self) -> Option<OpId> {
+        match self {
+            Self::Read { id, .. } | Self::Write { id, .. } => Some(*id),
+            Self::Evicted { .. } | Self::Lost { .. } => None,
+        }
+    }
+}
+
 /// An op that was not accepted, given back whole.
 #[derive(Debug)]
 pub struct Rejected {
@@ -107,6 +138,6 @@ pub enum RejectReason {
     QueueFull,
     /// The tier is closed.
     Closed,
-    /// The record or the slot does not fit this tier: it never will.
+    /// The record does not fit this tier, or the blocks to read do not fit the slot: they never will.
     TooLarge,
 }

@@ -1,6 +1,8 @@
 //! A chunk in memory as it stands on every medium: header, then payload.
 
-use kv_chunk::{ChunkHeader, ChunkKey, Digest, HEADER_BYTES, HeaderError, WriteId};
+use std::ops::Range;
+
+use kv_chunk::{BLOCK_BYTES, ChunkHeader, ChunkKey, Digest, HEADER_BYTES, HeaderError, WriteId};
 use thiserror::Error;
 
 use crate::{ReadDone, Slot};
@@ -8,6 +10,14 @@ use crate::{ReadDone, Slot};
 /// Bytes of a record on a medium: header, payload, padding to 4 KiB.
 pub const fn record_bytes(payload_bytes: u64) -> u64 {
     (HEADER_BYTES as u64 + payload_bytes).next_multiple_of(4096)
+}
+
+/// The payload bytes that `blocks` of 1 MiB name in a payload of `payload_bytes`. An end past the payload means "to its
+/// end"; a range that is empty or starts past the end names no bytes.
+pub fn piece_range(payload_bytes: u64, blocks: &Range<u32>) -> Range<u64> {
+    let offset = |block: u32| (u64::from(block) * BLOCK_BYTES as u64).min(payload_bytes);
+    let start = offset(blocks.start);
+    start..offset(blocks.end).max(start)
 }
 
 /// A whole chunk in a slot, immutable: what a write takes, and what staged or host-cached chunks are read from.
@@ -30,13 +40,20 @@ impl Record {
         if padded > slot.len() as u64 {
             return Err(slot);
         }
-        let payload_end = HEADER_BYTES + payload.len();
         slot[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-        slot[HEADER_BYTES..payload_end].copy_from_slice(payload);
-        // Padding reaches the medium: zero it so that no other chunk's bytes leak into it.
-        let padded_end = usize::try_from(padded).unwrap_or(payload_end).min(slot.len());
-        slot[payload_end..padded_end].fill(0);
-        Ok(Self { slot, header })
+        slot[HEADER_BYTES..HEADER_BYTES + payload.len()].copy_from_slice(payload);
+        Ok(Self::padded(slot, header))
+    }
+
+    /// A record whose header and payload already stand in `slot`.
+    ///
+    /// Padding reaches the medium: it is zeroed so that no other chunk's bytes leak into it.
+    pub(crate) fn padded(slot: Slot, header: ChunkHeader) -> Self {
+        let mut record = Self { slot, header };
+        let payload_end = HEADER_BYTES + record.payload_len();
+        let padded_end = payload_end.next_multiple_of(4096).min(record.slot.len());
+        record.slot[payload_end..padded_end].fill(0);
+        record
     }
 
     /// The header.
@@ -89,17 +106,18 @@ pub struct Corruption {
 }
 
 impl Piece {
-    /// Checks header, canonical key, length and block checksums of a completed read. On failure the slot is released.
-    pub fn verify(slot: Slot, done: ReadDone, key: &ChunkKey) -> Result<Self, Corruption> {
-        let corrupt = |source| Corruption { digest: key.digest(), source };
-        let header = ChunkHeader::parse(&slot).map_err(corrupt)?;
-        header.verify_key(key).map_err(corrupt)?;
-        let end = HEADER_BYTES.saturating_add(done.payload_bytes);
-        let payload = slot
-            .get(HEADER_BYTES..end)
-            .ok_or_else(|| corrupt(HeaderError::Truncated { bytes: slot.len() }))?;
-        header.verify_blocks(done.first_block, payload).map_err(corrupt)?;
-        Ok(Self { slot, header, done })
+    /// Checks a completed read of `blocks` (as asked for) of `key`'s chunk: header, canonical key, that all the bytes
+    /// asked for came, and their checksums. On failure the slot is released.
+    pub fn verify(
+        slot: Slot,
+        done: ReadDone,
+        key: &ChunkKey,
+        blocks: &Range<u32>,
+    ) -> Result<Self, Corruption> {
+        match check(&slot, done, key, blocks) {
+            Ok(header) => Ok(Self { slot, header, done }),
+            Err(source) => Err(Corruption { digest: key.digest(), source }),
+        }
     }
 
     /// Which staging of the chunk these bytes belong to: pieces of different stagings must not be combined.
@@ -109,7 +127,7 @@ impl Piece {
 
     /// Offset of these bytes in the payload.
     pub fn payload_offset(&self) -> u64 {
-        u64::from(self.done.first_block) * kv_chunk::BLOCK_BYTES as u64
+        u64::from(self.done.first_block) * BLOCK_BYTES as u64
     }
 
     /// Length of the chunk's whole payload.
@@ -126,6 +144,29 @@ impl Piece {
     pub fn into_record(self) -> Option<Record> {
         let whole = self.done.first_block == 0
             && self.done.payload_bytes as u64 == self.header.payload_bytes();
-        whole.then_some(Record { slot: self.slot, header: self.header })
+        whole.then(|| Record::padded(self.slot, self.header))
     }
+}
+
+fn check(
+    slot: &Slot,
+    done: ReadDone,
+    key: &ChunkKey,
+    blocks: &Range<u32>,
+) -> Result<ChunkHeader, HeaderError> {
+    let header = ChunkHeader::parse(slot)?;
+    header.verify_key(key)?;
+    let asked = piece_range(header.payload_bytes(), blocks);
+    let (expected, found) = (asked.end - asked.start, done.payload_bytes as u64);
+    // A shorter transfer can end at a block's end with right checksums: its length must be the one asked for.
+    if found != expected || done.first_block != blocks.start {
+        return Err(HeaderError::PayloadLength { expected, found });
+    }
+    let end = HEADER_BYTES.saturating_add(done.payload_bytes);
+    let payload =
+        slot.get(HEADER_BYTES..end).ok_or(HeaderError::Truncated { bytes: slot.len() })?;
+    if !payload.is_empty() {
+        header.verify_blocks(done.first_block, payload)?;
+    }
+    Ok(header)
 }

@@ -18,9 +18,12 @@ use crate::{Completion, Op, Rejected};
 /// * [`submit`](Tier::submit) queues and returns; each accepted op gives exactly one completion from a later
 ///   [`poll`](Tier::poll), however long the device takes. From submit to completion the tier owns the op's slot or
 ///   record: nobody else can touch a buffer that a device may still write.
+/// * Op ids are the caller's; ids in flight at one time on one tier must differ.
 /// * A read returns the bytes that are stored. The *caller* verifies them ([`Piece::verify`](crate::Piece::verify)).
 /// * A chunk is visible (`contains`, `list`, reads) only after every byte of it is complete in this tier. A failed or
 ///   interrupted write leaves no visible chunk.
+/// * Of several writes of one chunk exactly one succeeds, unless all fail; one that finds the chunk readable, at its
+///   start or at its end, completes with `AlreadyHeld` and changes nothing.
 /// * A chunk that is being read is neither evicted nor overwritten until the read completes.
 /// * Used space never exceeds `capacity_bytes`, counting what earlier runs left.
 /// * Dropping a tier waits a bounded time for what is in flight; past it, buffers and files are leaked, never freed
@@ -39,7 +42,8 @@ pub trait Tier: fmt::Debug + Send {
     ///
     /// Before it drops a resident chunk to make room, the tier proposes it to `guard`, and drops it only if confirmed.
     /// Returns the next time at which it wants to be called even if [`wake_fd`](Tier::wake_fd) stays silent: `None`
-    /// when nothing is pending, a time at or before `now_ns` for "again at once".
+    /// when time alone brings nothing (nothing is pending, or only held writes are), a time at or before `now_ns` for
+    /// "again at once". A submit can make it earlier: poll after submitting.
     fn poll(
         &mut self,
         now_ns: u64,
@@ -47,7 +51,8 @@ pub trait Tier: fmt::Debug + Send {
         completions: &mut Vec<Completion>,
     ) -> Option<u64>;
 
-    /// While held, no further write I/O starts (also between the parts of one write); reads are not affected.
+    /// While held, no further write I/O starts (also between the parts of one write); reads are not affected. Writes are
+    /// still accepted, and wait.
     fn hold_writes(&mut self, hold: bool);
 
     /// What is readable under `digest`, from memory, without I/O.
@@ -68,7 +73,7 @@ pub trait Tier: fmt::Debug + Send {
     /// Becomes readable when [`poll`](Tier::poll) has something to do; `None` if only time can bring completions.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Refuses new ops from now on; what is in flight still completes through `poll`.
+    /// Refuses new ops from now on; what is in flight still completes through `poll` (held writes once released).
     fn close(&mut self);
 }
 
