@@ -5,6 +5,7 @@
 
 #[expect(unsafe_code, reason = "hands out disjoint mutable slots of one mapping")]
 mod arena;
+pub mod conformance;
 mod error;
 mod memory;
 mod op;

@@ -1,5 +1,7 @@
 //! The memory tier's own choices; the contract that all tiers share is tested by the conformance suite.
 
+#![expect(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
 mod common;
 
 use std::{cell::RefCell, sync::Arc};
