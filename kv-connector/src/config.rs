@@ -1,0 +1,243 @@
+//! What an engine is opened from: TOML, JSON, or these structs.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::Deserialize;
+
+use crate::{ByteSize, EngineError, Observer};
+
+mod check;
+
+/// A whole configuration. Tiers are named fastest first; the engine then learns their order from their live rates.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Config {
+    /// `[engine]`.
+    #[serde(default)]
+    pub engine: EngineConfig,
+    /// `[[tier]]`, one to eight of them.
+    #[serde(default, rename = "tier")]
+    pub tiers: Vec<TierConfig>,
+    /// Told of what is published, evicted and lost; not in files.
+    #[serde(skip)]
+    pub observer: Option<Observer>,
+}
+
+/// `[engine]`: memory and deadlines.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct EngineConfig {
+    /// Largest payload of a chunk; one slot of memory holds one chunk.
+    pub chunk_bytes_max: ByteSize,
+    /// Memory that keeps whole chunks for the next load; 0 keeps none.
+    pub host_cache: ByteSize,
+    /// Memory that storage reads land in, besides the cache; by default two windows of every tier.
+    pub read_buffer: Option<ByteSize>,
+    /// Memory that holds chunks until they are written.
+    pub staging: ByteSize,
+    /// Keep stored chunks in the host cache, too.
+    pub cache_stores: bool,
+    /// Lock the memory (asks for RLIMIT_MEMLOCK; refused = unlocked, said in the stats).
+    pub lock_memory: bool,
+    /// A storage read that takes longer has failed.
+    pub read_deadline_ms: u64,
+    /// What a load has not got after this is a miss.
+    pub step_deadline_ms: u64,
+    /// A chunk staged longer than this is written even while reads run.
+    pub write_max_age_ms: u64,
+    /// How long dropping the engine may take to write what is staged.
+    pub close_deadline_ms: u64,
+    /// After a tier had no room, its writes pause this long.
+    pub write_back_off_ms: u64,
+    /// Unix socket (mode 0600) that answers `stats`; none by default.
+    pub socket: Option<PathBuf>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            chunk_bytes_max: ByteSize::mib(4),
+            host_cache: ByteSize::mib(256),
+            read_buffer: None,
+            staging: ByteSize::mib(128),
+            cache_stores: true,
+            lock_memory: false,
+            read_deadline_ms: 30_000,
+            step_deadline_ms: 60_000,
+            write_max_age_ms: 2_000,
+            close_deadline_ms: 30_000,
+            write_back_off_ms: 1_000,
+            socket: None,
+        }
+    }
+}
+
+/// `[[tier]]`: one place that keeps chunks.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct TierConfig {
+    /// For reports; unique.
+    pub name: String,
+    /// What it is.
+    pub kind: TierKind,
+    /// Its directory, for kinds with files; one tier, one directory.
+    #[serde(default)]
+    pub path: Option<PathBuf>,
+    /// Most bytes it may use, all of its files counted. Mandatory.
+    #[serde(default)]
+    pub capacity: Option<ByteSize>,
+    /// Bytes of one preallocated file.
+    #[serde(default)]
+    pub segment: Option<ByteSize>,
+    /// Reads in flight: the least number that reaches the tier's full rate.
+    #[serde(default = "default_window")]
+    pub window: u32,
+    /// Writes in flight.
+    #[serde(default = "default_write_window")]
+    pub write_window: u32,
+    /// Its known rate when it reads alone, for the bound in reports.
+    #[serde(default)]
+    pub alone_bytes_per_s: Option<ByteSize>,
+    /// Paces the tier below its real speed.
+    #[serde(default)]
+    pub throttle: Option<ThrottleSection>,
+}
+
+/// Kinds of tiers that a configuration can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TierKind {
+    /// Files of a local file system, through io_uring and O_DIRECT where they work.
+    Nvme,
+    /// Host memory.
+    Memory,
+}
+
+/// `[tier.throttle]`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ThrottleSection {
+    /// Reads and writes together.
+    pub bytes_per_s: ByteSize,
+    /// What may pass at once after a pause.
+    #[serde(default)]
+    pub burst: Option<ByteSize>,
+    /// Added to every operation.
+    #[serde(default)]
+    pub latency_us: u64,
+}
+
+impl ThrottleSection {
+    /// A rate, with the default burst and no added latency.
+    pub const fn new(bytes_per_s: ByteSize) -> Self {
+        Self { bytes_per_s, burst: None, latency_us: 0 }
+    }
+}
+
+fn default_window() -> u32 {
+    8
+}
+
+fn default_write_window() -> u32 {
+    4
+}
+
+impl Config {
+    /// Default engine settings over `tiers`, fastest first.
+    pub fn new(tiers: Vec<TierConfig>) -> Self {
+        Self { tiers, ..Self::default() }
+    }
+
+    /// Reads TOML and checks it.
+    pub fn from_toml(text: &str) -> Result<Self, EngineError> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|span| text[..span.start].lines().count().max(1));
+            parse_error(text, line, error.message())
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Reads JSON and checks it.
+    pub fn from_json(text: &str) -> Result<Self, EngineError> {
+        let config: Self = serde_json::from_str(text)
+            .map_err(|error| parse_error(text, Some(error.line()), &error.to_string()))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Reads a file: JSON if its name ends in `.json`, else TOML.
+    pub fn from_file(path: &Path) -> Result<Self, EngineError> {
+        let text = fs::read_to_string(path)
+            .map_err(|source| EngineError::Read { path: path.to_owned(), source })?;
+        if path.extension().is_some_and(|extension| extension == "json") {
+            Self::from_json(&text)
+        } else {
+            Self::from_toml(&text)
+        }
+    }
+
+    /// Fails unless an engine can be opened from this; the error names the field and what to write.
+    pub fn check(&self) -> Result<(), EngineError> {
+        check::check(self)
+    }
+}
+
+impl EngineConfig {
+    pub(crate) fn step_deadline(&self) -> Duration {
+        Duration::from_millis(self.step_deadline_ms)
+    }
+
+    pub(crate) fn close_deadline(&self) -> Duration {
+        Duration::from_millis(self.close_deadline_ms)
+    }
+}
+
+impl TierConfig {
+    /// A tier in host memory.
+    pub fn memory(name: &str, capacity: ByteSize) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind: TierKind::Memory,
+            path: None,
+            capacity: Some(capacity),
+            segment: None,
+            window: default_window(),
+            write_window: default_write_window(),
+            alone_bytes_per_s: None,
+            throttle: None,
+        }
+    }
+
+    /// A tier of files in `path`.
+    pub fn nvme(name: &str, path: impl Into<PathBuf>, capacity: ByteSize) -> Self {
+        Self { kind: TierKind::Nvme, path: Some(path.into()), ..Self::memory(name, capacity) }
+    }
+}
+
+/// Names the field of a parse error: the one the parser speaks of, else the one on the line where it stopped.
+fn parse_error(text: &str, line: Option<usize>, message: &str) -> EngineError {
+    let spoken =
+        ["unknown field `", "missing field `", "duplicate key `"].iter().find_map(|intro| {
+            let rest = &message[message.find(intro)? + intro.len()..];
+            Some(rest[..rest.find('`')?].to_owned())
+        });
+    let on_line = || {
+        let line = text.lines().nth(line?.checked_sub(1)?)?;
+        let key = line.split_once(['=', ':'])?.0.trim_matches([' ', '"', '{', '\t']);
+        (!key.is_empty()).then(|| key.to_owned())
+    };
+    let field = spoken.or_else(on_line).unwrap_or_else(|| "configuration".to_owned());
+    let place = line.map_or(String::new(), |line| format!(" (line {line})"));
+    let fix = if message.contains("missing field") { "add it" } else { "correct or remove it" };
+    EngineError::config(field, format!("{}{place}", message.trim_end()), fix)
+}

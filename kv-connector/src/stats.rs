@@ -1,0 +1,137 @@
+//! What an engine has done since it was opened, and what it holds.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::report::MissReason;
+
+/// Counters since open, and gauges. Serialises to the JSON that the socket answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct EngineStats {
+    /// Calls of `lookup`.
+    pub lookups: u64,
+    /// Chunks looked up.
+    pub lookup_chunks: u64,
+    /// Chunks of those that were readable.
+    pub lookup_hits: u64,
+    /// Calls of `load`.
+    pub steps: u64,
+    /// Chunks wanted by loads.
+    pub wanted: u64,
+    /// Wanted chunks delivered, counted after delivery.
+    pub hits: u64,
+    /// Of those, from the host cache.
+    pub hits_host_cache: u64,
+    /// Of those, from chunks still to be written.
+    pub hits_staged: u64,
+    /// Wanted chunks not delivered. `hits + misses == wanted` between loads.
+    pub misses: u64,
+    /// Misses by reason.
+    pub miss_reasons: BTreeMap<MissReason, u64>,
+    /// Chunks staged by `store`.
+    pub stored: u64,
+    /// Chunks offered to `store` that were held or staged already.
+    pub already_held: u64,
+    /// Chunks refused by `store`, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// Chunks staged and not finished on every tier.
+    pub pending_writes: u64,
+    /// Replicas written.
+    pub replicas_written: u64,
+    /// Replicas whose write failed.
+    pub replicas_failed: u64,
+    /// Replicas given up under back-pressure or because their tier went away.
+    pub replicas_dropped: u64,
+    /// Staged chunks that no tier kept.
+    pub lost_writes: u64,
+    /// Chunks on any tier.
+    pub chunks_held: u64,
+    /// Chunks under a lease.
+    pub chunks_leased: u64,
+    /// Host cache.
+    pub host_cache: CacheStats,
+    /// Memory that reads land in, the host cache included.
+    pub read_memory: MemoryStats,
+    /// Memory of staged chunks.
+    pub staging_memory: MemoryStats,
+    /// Tiers, in the order of the configuration.
+    pub tiers: Vec<TierStatus>,
+}
+
+/// The host cache.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct CacheStats {
+    /// Chunks kept.
+    pub chunks: u64,
+    /// Most chunks kept.
+    pub chunks_max: u64,
+}
+
+/// One arena.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Bytes of all slots.
+    pub bytes: u64,
+    /// Bytes of one slot.
+    pub slot_bytes: u64,
+    /// Slots that nobody holds.
+    pub free_slots: u64,
+    /// Bytes really on huge pages.
+    pub huge_page_bytes: u64,
+    /// Whether the pages are locked.
+    pub locked: bool,
+}
+
+/// One tier.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct TierStatus {
+    /// As configured.
+    pub name: String,
+    /// `closed` (in service), `open` (reads masked), `half_open` (one read probes), or `gone`.
+    pub breaker: String,
+    /// Whether writes pause because there was no room.
+    pub writes_paused: bool,
+    /// Space that counts against the cap.
+    pub used_bytes: u64,
+    /// The cap.
+    pub capacity_bytes: u64,
+    /// Readable chunks.
+    pub chunks: u64,
+    /// Of those, found at open.
+    pub recovered_chunks: u64,
+    /// Wanted chunks that it delivered.
+    pub hits: u64,
+    /// Payload bytes that it delivered first.
+    pub payload_bytes: u64,
+    /// Payload bytes that came too late to be used.
+    pub late_bytes: u64,
+    /// Payload bytes read from the device.
+    pub read_bytes: u64,
+    /// Payload bytes written.
+    pub write_bytes: u64,
+    /// Requests sent to the device.
+    pub device_requests: u64,
+    /// Chunks dropped to make room.
+    pub evictions: u64,
+    /// Chunks that were gone or damaged.
+    pub lost_chunks: u64,
+    /// Reads that brought wrong bytes.
+    pub corrupt_reads: u64,
+    /// Reads that passed their deadline.
+    pub timed_out_reads: u64,
+    /// Failed reads and writes, by kind.
+    pub errors: BTreeMap<String, u64>,
+    /// Highest number of operations in flight.
+    pub in_flight_max: u64,
+    /// Time in which at least one read was in flight.
+    pub busy_s: f64,
+    /// How I/O is done, such as `io_uring+o_direct`.
+    pub io_mode: String,
+    /// One line per fallback taken.
+    pub fallbacks: Vec<String>,
+}

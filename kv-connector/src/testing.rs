@@ -1,0 +1,25 @@
+//! Keys for unit tests.
+
+use std::collections::BTreeMap;
+
+use kv_chunk::{ChunkKey, Namespace};
+
+pub(crate) fn key(n: u64) -> ChunkKey {
+    let namespace = Namespace {
+        model: "test".to_owned(),
+        weights: "1".to_owned(),
+        dtype: "bf16".to_owned(),
+        layout: "NHD".to_owned(),
+        chunk_tokens: 16,
+        serde: "raw".to_owned(),
+        hash_algorithm: "xxh3".to_owned(),
+        hash_seed: "0".to_owned(),
+        tensor_parallel: 1,
+        pipeline_parallel: 1,
+        context_parallel: 1,
+        engine: "test".to_owned(),
+        engine_major: 1,
+        extra: BTreeMap::new(),
+    };
+    ChunkKey::new(&namespace, 0, 0, &n.to_le_bytes(), b"").unwrap()
+}

@@ -1,0 +1,119 @@
+//! Configuration: what is accepted, and that every refusal names the field and the fix.
+
+use kv_connector::{ByteSize, Config, EngineError, TierKind};
+
+const GOOD: &str = r#"
+[engine]
+chunk_bytes_max = "4 MiB"
+host_cache = "256 MiB"
+staging = 134217728
+read_deadline_ms = 30000
+
+[[tier]]
+name = "fast"
+kind = "nvme"
+path = "fast"
+capacity = "10 GiB"
+segment = "64 MiB"
+[tier.throttle]
+bytes_per_s = "900 MB"
+latency_us = 80
+
+[[tier]]
+name = "slow"
+kind = "memory"
+capacity = "1 GiB"
+window = 4
+"#;
+
+#[test]
+fn toml_and_json_are_read_alike() {
+    let toml = Config::from_toml(GOOD).unwrap();
+    assert_eq!(toml.engine.staging, ByteSize::mib(128));
+    assert_eq!(toml.tiers[0].kind, TierKind::Nvme);
+    assert_eq!(toml.tiers[0].throttle.unwrap().bytes_per_s, ByteSize(900_000_000));
+    assert_eq!(toml.tiers[1].window, 4);
+    let json = r#"{"engine": {"staging": "128 MiB"},
+        "tier": [{"name": "m", "kind": "memory", "capacity": "1 GiB"}]}"#;
+    let json = Config::from_json(json).unwrap();
+    assert_eq!(json.engine.staging, toml.engine.staging);
+    assert_eq!(json.tiers[0].window, 8);
+}
+
+/// Replaces one line of the good configuration and expects an error of exactly this field that says `fix`.
+fn check_refused(line: &str, by: &str, expected_field: &str, expected_fix: &str) {
+    assert!(GOOD.contains(line), "the example has no `{line}`");
+    let text = GOOD.replacen(line, by, 1);
+    match Config::from_toml(&text) {
+        Err(EngineError::Config { field, problem, fix }) => {
+            assert_eq!(field, expected_field, "{by}: {problem}");
+            assert!(format!("{problem}; {fix}").contains(expected_fix), "{by}: {problem}; {fix}");
+        }
+        other => panic!("`{by}` gave {other:?}"),
+    }
+}
+
+#[test]
+fn a_tier_without_a_cap_is_refused() {
+    check_refused("capacity = \"10 GiB\"\n", "", "tier[0].capacity", "100 GiB");
+}
+
+#[test]
+fn two_tiers_on_one_directory_are_refused_whatever_it_is_called() {
+    let second = "kind = \"nvme\"\npath = \"./x/../fast\"\n";
+    // `x` does not exist, so this is another name; a link to an existing directory is the same one.
+    let directory = tempfile::tempdir().unwrap();
+    let real = directory.path().join("real");
+    let link = directory.path().join("link");
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let good = GOOD.replacen("\"fast\"\ncapacity", &format!("{real:?}\ncapacity"), 1);
+    let both = good.replacen("kind = \"memory\"", &format!("kind = \"nvme\"\npath = {link:?}"), 1);
+    let error = Config::from_toml(&both).unwrap_err().to_string();
+    assert!(error.starts_with("tier[1].path") && error.contains("its own directory"), "{error}");
+    check_refused("kind = \"memory\"\n", &second.replace("x/../", ""), "tier[1].path", "its own");
+}
+
+#[test]
+fn unknown_and_missing_fields_are_named() {
+    check_refused("window = 4", "windw = 4", "windw", "window");
+    check_refused("host_cache", "hostcache", "hostcache", "host_cache");
+    check_refused("name = \"slow\"\n", "", "name", "add it");
+    check_refused("latency_us", "latency_ms", "latency_ms", "latency_us");
+}
+
+#[test]
+fn values_of_the_wrong_kind_name_their_line() {
+    check_refused("\"4 MiB\"", "\"4 mb\"", "chunk_bytes_max", "256 MiB");
+    check_refused("window = 4", "window = \"many\"", "window", "line");
+    check_refused("kind = \"memory\"", "kind = \"tape\"", "kind", "memory");
+    check_refused("staging = 134217728", "staging = -1", "staging", "negative");
+}
+
+#[test]
+fn absurd_values_are_refused() {
+    check_refused("\"4 MiB\"", "\"4 GiB\"", "engine.chunk_bytes_max", "512 MiB");
+    check_refused("\"4 MiB\"", "0", "engine.chunk_bytes_max", "4 KiB");
+    check_refused("\"256 MiB\"", "\"64 TiB\"", "engine.host_cache", "memory");
+    check_refused("134217728", "4096", "engine.staging", "at least");
+    check_refused("30000", "0", "engine.read_deadline_ms", "1 ms");
+    check_refused("30000", "99999999999", "engine.read_deadline_ms", "1 hour");
+    check_refused("\"10 GiB\"", "0", "tier[0].capacity", "64 MiB");
+    check_refused("\"10 GiB\"", "\"9999 TiB\"", "tier[0].capacity", "1024 TiB");
+    check_refused("\"64 MiB\"", "\"1 MiB\"", "tier[0].segment", "at least");
+    check_refused("window = 4", "window = 0", "tier[1].window", "1 to");
+    check_refused("window = 4", "window = 4000", "tier[1].window", "1 to");
+    check_refused("\"900 MB\"", "0", "tier[0].throttle.bytes_per_s", "1 GB");
+    check_refused("\"slow\"", "\"fast\"", "tier[1].name", "its own");
+    check_refused("\"slow\"", "\"sl ow\"", "tier[1].name", "letters");
+    check_refused("path = \"fast\"\n", "", "tier[0].path", "directory");
+    check_refused("kind = \"memory\"", "kind = \"memory\"\npath = \"x\"", "tier[1].path", "remove");
+}
+
+#[test]
+fn no_tiers_and_too_many_tiers_are_refused() {
+    assert!(Config::from_toml("").unwrap_err().to_string().starts_with("tier: 0 tiers"));
+    let one = "[[tier]]\nname = \"mX\"\nkind = \"memory\"\ncapacity = \"1 GiB\"\n";
+    let nine: String = (0..9).map(|n| one.replace('X', &n.to_string())).collect();
+    assert!(Config::from_toml(&nine).unwrap_err().to_string().starts_with("tier: 9 tiers"));
+}
