@@ -9,7 +9,6 @@ mod engine;
 mod error;
 mod event;
 mod lease;
-mod mask;
 mod report;
 mod size;
 mod stats;
@@ -18,13 +17,14 @@ mod sync;
 mod testing;
 mod want;
 
+pub use kv_router::{TierId, TierMask};
+
 pub use crate::{
     config::{Config, EngineConfig, ThrottleSection, TierConfig, TierKind},
     engine::{Arenas, CloseReport, Engine, FlushReport, StoreRefusal, Stored},
     error::EngineError,
     event::{Event, Observer},
     lease::Lease,
-    mask::{TierId, TierMask},
     report::{MissReason, StepReport, TierShare},
     size::ByteSize,
     stats::{CacheStats, EngineStats, MemoryStats, TierStatus},

@@ -1,9 +1,10 @@
 //! What a load asks for and what becomes of it.
 
 use kv_chunk::ChunkKey;
+use kv_router::TierMask;
 use serde::Serialize;
 
-use crate::{TierMask, report::MissReason};
+use crate::report::MissReason;
 
 /// One chunk of a load: which, where to, and afterwards what became of it.
 ///
