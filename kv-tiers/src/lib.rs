@@ -8,7 +8,9 @@ mod arena;
 pub mod conformance;
 mod error;
 mod memory;
+mod nvme;
 mod op;
+mod probe;
 mod record;
 mod tier;
 
@@ -16,6 +18,7 @@ pub use crate::{
     arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Slot},
     error::{ErrorKind, IoContext, TierError},
     memory::{MemoryConfig, MemoryTier},
+    nvme::{NvmeConfig, NvmeDetail, NvmeTier},
     op::{Completion, Op, OpId, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
     tier::{Capabilities, EvictionGuard, Held, IoMode, Tier, TierStats, Unguarded},

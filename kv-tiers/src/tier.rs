@@ -147,6 +147,12 @@ pub struct IoMode {
     pub registered_files: bool,
 }
 
+impl IoMode {
+    /// Everything at once: what a driver tries first.
+    pub const ALL: Self =
+        Self { ring: true, direct: true, registered_buffers: true, registered_files: true };
+}
+
 /// Counters (since open) and gauges of one tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

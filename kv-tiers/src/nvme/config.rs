@@ -1,0 +1,109 @@
+//! What an NVMe tier shall be.
+
+use std::{path::PathBuf, time::Duration};
+
+use kv_chunk::MAX_PAYLOAD_BYTES;
+
+use crate::{IoMode, TierError};
+
+/// Fewest bytes of a cap: below, the bookkeeping of a file system would eat it.
+const CAPACITY_BYTES_MIN: u64 = 1 << 20;
+/// Most segment files of a store: each is an open file.
+pub(super) const SEGMENTS_MAX: u64 = 4096;
+
+/// Configuration of an [`NvmeTier`](crate::NvmeTier).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NvmeConfig {
+    /// Name for reports.
+    pub name: String,
+    /// Where the files live; made (mode 0700) if absent. One process at a time.
+    pub directory: PathBuf,
+    /// The cap on everything in the directory, in bytes as `du` counts them.
+    pub capacity_bytes: u64,
+    /// Bytes of a segment file, rounded down to whole records, at least one. `None`: an eighth of the cap, at most
+    /// 1 GiB, unless that made more than 512 files.
+    pub segment_bytes: Option<u64>,
+    /// Largest payload accepted.
+    pub payload_bytes_max: u64,
+    /// Ops in flight at most; further submits are refused.
+    pub queue_ops_max: u32,
+    /// Requests in flight at most.
+    pub ring_entries: u32,
+    /// Write requests in flight at most: fewer let reads through sooner.
+    pub write_requests_max: u32,
+    /// Bytes of one request; `None`: what the device takes whole.
+    pub request_bytes_max: Option<u64>,
+    /// Threads of the pool that does the I/O where io_uring is denied.
+    pub threads: u32,
+    /// What may be used. What is false here is not tried.
+    pub allow: IoMode,
+    /// How long dropping the tier waits for what is in flight before it leaks it.
+    pub drop_wait: Duration,
+}
+
+impl NvmeConfig {
+    /// Defaults for all but what has none.
+    pub fn new(
+        name: impl Into<String>,
+        directory: impl Into<PathBuf>,
+        capacity_bytes: u64,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            directory: directory.into(),
+            capacity_bytes,
+            segment_bytes: None,
+            payload_bytes_max: MAX_PAYLOAD_BYTES,
+            queue_ops_max: 256,
+            ring_entries: 256,
+            write_requests_max: 32,
+            request_bytes_max: None,
+            threads: 8,
+            allow: IoMode::ALL,
+            drop_wait: Duration::from_secs(5),
+        }
+    }
+
+    /// Fails on values that cannot work.
+    pub(super) fn check(&self) -> Result<(), TierError> {
+        let fail = |field, problem: String, fix: &str| {
+            Err(TierError::Config { field, problem, fix: fix.to_owned() })
+        };
+        if self.capacity_bytes < CAPACITY_BYTES_MIN {
+            let problem = format!("a cap of {} bytes holds nothing", self.capacity_bytes);
+            return fail("capacity_bytes", problem, "give the tier at least 1 MiB");
+        }
+        if self.segment_bytes == Some(0) {
+            return fail("segment_bytes", "0 bytes".into(), "leave it out for the default");
+        }
+        if self.capacity_bytes / self.segment_bytes() > SEGMENTS_MAX {
+            let problem = format!("more than {SEGMENTS_MAX} segment files within the cap");
+            return fail("segment_bytes", problem, "use larger segments");
+        }
+        if self.payload_bytes_max > MAX_PAYLOAD_BYTES {
+            let problem = format!("a chunk holds at most {MAX_PAYLOAD_BYTES} bytes");
+            return fail("payload_bytes_max", problem, "lower it");
+        }
+        for (field, value) in [
+            ("queue_ops_max", self.queue_ops_max),
+            ("ring_entries", self.ring_entries),
+            ("write_requests_max", self.write_requests_max),
+            ("threads", self.threads),
+        ] {
+            if !(1..=32_768).contains(&value) {
+                return fail(field, format!("{value}"), "use 1 to 32768");
+            }
+        }
+        if self.request_bytes_max.is_some_and(|bytes| bytes < 4096) {
+            return fail("request_bytes_max", "under 4096 bytes".into(), "use 4096 or more");
+        }
+        Ok(())
+    }
+
+    /// Bytes of a segment file before rounding to whole records.
+    pub(super) fn segment_bytes(&self) -> u64 {
+        let default = (self.capacity_bytes / 8).min(1 << 30).max(self.capacity_bytes / 512);
+        self.segment_bytes.unwrap_or(default).max(1)
+    }
+}

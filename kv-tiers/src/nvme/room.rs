@@ -1,0 +1,287 @@
+//! Room for a record: a free slot, a new segment under the cap, or the place of something colder.
+
+use std::{collections::HashMap, path::PathBuf};
+
+use kv_chunk::HEADER_BYTES;
+
+use crate::{
+    Completion, ErrorKind, EvictionGuard, TierError,
+    nvme::{
+        NvmeTier,
+        backend::Ended,
+        config::SEGMENTS_MAX,
+        evict::{self, Dropped},
+        files,
+        index::Place,
+        segment::{BLOCK, Geometry},
+    },
+};
+
+/// A directory may grow by a block when a file is added.
+const DIRECTORY_GROWTH_BYTES: u64 = BLOCK;
+/// Segments taken for one record at most.
+const SEGMENTS_TAKEN_MAX: u32 = 64;
+
+/// Where a record can go.
+#[derive(Debug)]
+pub(super) enum Room {
+    Now(Place),
+    /// A slot is about to become free.
+    Later,
+    Never(TierError),
+}
+
+/// The cap, and what counts against it.
+#[derive(Debug)]
+pub(super) struct Space {
+    directory: PathBuf,
+    capacity_bytes: u64,
+    segment_bytes: u64,
+    pub(super) store_uuid: [u8; 16],
+    used_bytes: u64,
+    /// Slots about to become free that writes of this pass wait for, by class.
+    promised: HashMap<u64, usize>,
+    /// The file system refused to grow in this pass.
+    full: bool,
+}
+
+impl Space {
+    pub(super) fn new(
+        directory: PathBuf,
+        capacity_bytes: u64,
+        segment_bytes: u64,
+        store_uuid: [u8; 16],
+    ) -> Self {
+        Self {
+            directory,
+            capacity_bytes,
+            segment_bytes,
+            store_uuid,
+            used_bytes: 0,
+            promised: HashMap::new(),
+            full: false,
+        }
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    pub(super) fn is_over_cap(&self) -> bool {
+        self.used_bytes > self.capacity_bytes
+    }
+
+    /// Largest payload of which one fits, were there nothing else.
+    pub(super) fn payload_bytes_max(&self) -> u64 {
+        // A one-slot segment, its bookkeeping, the directory and the lock file.
+        self.capacity_bytes.saturating_sub(16 * BLOCK + HEADER_BYTES as u64)
+    }
+
+    pub(super) fn begin_pass(&mut self) {
+        self.promised.clear();
+        self.full = false;
+    }
+
+    /// Counts again what is in the directory; `reserved` is what the segments may still take beyond their lengths.
+    pub(super) fn measure(&mut self, reserved: u64) -> Result<(), TierError> {
+        self.used_bytes = files::measure(&self.directory)? + reserved;
+        Ok(())
+    }
+
+    /// The largest segment of this class that fits below the cap now.
+    fn next_segment(&self, segment_id: u64, record_bytes: u64) -> Option<Geometry> {
+        let free = self.capacity_bytes.checked_sub(self.used_bytes + DIRECTORY_GROWTH_BYTES)?;
+        let geometry = |slots: u64| Geometry {
+            segment_id,
+            store_uuid: self.store_uuid,
+            record_bytes,
+            slots: u32::try_from(slots).unwrap_or(u32::MAX),
+        };
+        let fits = |slots: u64| {
+            let geometry = geometry(slots);
+            geometry.file_bytes() + geometry.overhead_bytes() <= free
+        };
+        let wanted = (self.segment_bytes.saturating_sub(BLOCK) / record_bytes).max(1);
+        let mut slots = wanted.min(free / record_bytes);
+        // The bookkeeping is a small part: few steps lead to what fits.
+        while slots > 0 && !fits(slots) {
+            slots -= (slots / 64).max(1);
+        }
+        (slots > 0).then(|| geometry(slots))
+    }
+}
+
+impl NvmeTier {
+    /// A place for a record of this size.
+    pub(super) fn find_room(
+        &mut self,
+        record_bytes: u64,
+        guard: &dyn EvictionGuard,
+        completions: &mut Vec<Completion>,
+    ) -> Room {
+        if let Some(place) = self.index.take_free(record_bytes) {
+            return Room::Now(place);
+        }
+        let mut refused = None;
+        for _ in 0..SEGMENTS_TAKEN_MAX {
+            match self.grow(record_bytes) {
+                Ok(true) => match self.index.take_free(record_bytes) {
+                    Some(place) => return Room::Now(place),
+                    None => break,
+                },
+                Ok(false) => {}
+                Err(error) => {
+                    self.space.full = true;
+                    refused = Some(error);
+                }
+            }
+            if self.is_promised(record_bytes) {
+                return Room::Later;
+            }
+            let mut dropped = Dropped::default();
+            let took = self.make_room(record_bytes, guard, &mut dropped);
+            self.settle_dropped(dropped, completions);
+            match took {
+                Made::Segment => {}
+                Made::Slot if self.is_promised(record_bytes) => return Room::Later,
+                Made::Slot | Made::Nothing => break,
+            }
+        }
+        Room::Never(refused.unwrap_or(TierError::NoSpace {
+            wanted_bytes: record_bytes,
+            capacity_bytes: self.config.capacity_bytes,
+        }))
+    }
+
+    /// Whether a slot of this class will become free that no earlier write waits for; then it is promised.
+    fn is_promised(&mut self, record_bytes: u64) -> bool {
+        let leaving = self.index.class(record_bytes).map_or(0, |class| class.leaving);
+        let promised = self.space.promised.entry(record_bytes).or_default();
+        let available = leaving > *promised;
+        *promised += usize::from(available);
+        available
+    }
+
+    fn make_room(
+        &mut self,
+        record_bytes: u64,
+        guard: &dyn EvictionGuard,
+        dropped: &mut Dropped,
+    ) -> Made {
+        // A segment that nobody used since our own coldest chunk was used is worth less than that chunk.
+        let own = evict::coldest_tick(&self.index, record_bytes);
+        let index = &mut self.index;
+        let mut taken =
+            own.and_then(|_| evict::take_coldest_segment(index, record_bytes, own, guard, dropped));
+        if taken.is_none() {
+            if evict::drop_coldest_chunk(index, record_bytes, guard, dropped) {
+                return Made::Slot;
+            }
+            taken = evict::take_coldest_segment(index, record_bytes, None, guard, dropped);
+        }
+        let Some(segment) = taken else { return Made::Nothing };
+        self.discard(segment);
+        Made::Segment
+    }
+
+    /// Gives the space of a segment back; its chunks are no longer indexed.
+    pub(super) fn discard(&mut self, segment: crate::nvme::index::Segment) {
+        if let Some(backend) = &mut self.backend {
+            backend.remove_file(&segment.file);
+        }
+        if let Err(error) = files::remove(segment.file.path()) {
+            tracing::warn!(tier = self.config.name, %error, "a segment file stays and counts");
+        }
+        drop(segment);
+        self.measure_space();
+    }
+
+    fn settle_dropped(&mut self, dropped: Dropped, completions: &mut Vec<Completion>) {
+        self.stats.evictions += dropped.digests.len() as u64;
+        completions
+            .extend(dropped.digests.into_iter().map(|digest| Completion::Evicted { digest }));
+        for place in dropped.wipes {
+            self.start_wipe(place);
+        }
+    }
+
+    pub(super) fn measure_space(&mut self) {
+        let overhead = self.index.segments().map(|segment| segment.geometry.overhead_bytes());
+        let reserved = overhead.sum();
+        if let Err(error) = self.space.measure(reserved) {
+            // Nothing is known about the space: nothing may be taken.
+            tracing::warn!(tier = self.config.name, %error, "the directory cannot be measured");
+            self.space.used_bytes = self.space.used_bytes.max(self.config.capacity_bytes);
+        }
+    }
+
+    /// Adds a segment of this class if one fits below the cap. False: none fits.
+    fn grow(&mut self, record_bytes: u64) -> Result<bool, TierError> {
+        let id = self.index.next_segment_id();
+        let may = !self.space.full && (self.index.segments().count() as u64) < SEGMENTS_MAX;
+        // A quick look first: measuring reads the directory.
+        if !may || self.space.next_segment(id, record_bytes).is_none() {
+            return Ok(false);
+        }
+        self.measure_space();
+        let Some(geometry) = self.space.next_segment(id, record_bytes) else { return Ok(false) };
+        let direct = self.stats.io_mode.direct;
+        let made = files::make(&self.config.directory, &geometry, direct);
+        let mut made = match made {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::warn!(tier = self.config.name, %error, "no new segment");
+                return Err(error);
+            }
+        };
+        if let Some(errno) = made.sparse {
+            self.note_fallback("reserved space", &format!("fallocate: {errno}; files are sparse"));
+        }
+        if let Some(backend) = &mut self.backend {
+            backend.add_file(&mut made.file);
+        }
+        self.index.add_segment(made.file, geometry);
+        self.measure_space();
+        Ok(true)
+    }
+
+    /// Says once what is not used, and why.
+    pub(super) fn note_fallback(&mut self, what: &str, cause: &str) {
+        let line = format!("{what} not used: {cause}");
+        if !self.stats.fallbacks.contains(&line) {
+            tracing::warn!(tier = self.config.name, "{line}");
+            self.stats.fallbacks.push(line);
+        }
+    }
+
+    /// After the first direct request that is refused at run time: all files go through the page cache from now on.
+    /// False if the file of this transfer cannot be opened that way.
+    pub(super) fn fall_back_to_buffered(&mut self, ended: &Ended) -> bool {
+        if self.stats.io_mode.direct {
+            self.stats.io_mode.direct = false;
+            let path = ended.transfer.file.path().display();
+            self.note_fallback("O_DIRECT", &format!("EINVAL at run time on {path}"));
+            for segment in self.index.segments_mut() {
+                // The old file stays in the ring's table: requests that are queued may still name its place.
+                match segment.file.reopen_buffered() {
+                    Ok(file) => segment.file = std::sync::Arc::new(file),
+                    Err(error) => tracing::warn!(%error, "a segment stays direct"),
+                }
+            }
+        }
+        let path = ended.transfer.file.path();
+        self.index.segments().any(|segment| segment.file.path() == path && !segment.file.direct())
+    }
+}
+
+/// What making room brought.
+enum Made {
+    Slot,
+    Segment,
+    Nothing,
+}
+
+/// Errors that the file system's fullness explains.
+pub(super) fn is_full(error: &TierError) -> bool {
+    error.kind() == ErrorKind::NoSpace
+}
