@@ -13,6 +13,7 @@ mod op;
 mod probe;
 mod record;
 mod tier;
+mod wrap;
 
 pub use crate::{
     arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Slot},
@@ -22,4 +23,9 @@ pub use crate::{
     op::{Completion, Op, OpId, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
     tier::{Capabilities, EvictionGuard, Held, IoMode, Tier, TierStats, Unguarded},
+    wrap::{
+        Crash, CrashImage, Crashing, Dead, Drift, Fault, FaultHandle, FaultKind, FaultPlan, Faulty,
+        FlushPolicy, FlushViolation, Latency, Stalls, ThrottleConfig, ThrottleHandle, Throttled,
+        When,
+    },
 };

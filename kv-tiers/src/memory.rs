@@ -85,6 +85,18 @@ impl MemoryTier {
         }
     }
 
+    /// Takes over a chunk (header and payload) that an earlier run stored. False: it is held already, or does not fit.
+    pub(crate) fn adopt(&mut self, digest: Digest, held: Held, bytes: &[u8]) -> bool {
+        let wanted_bytes = record_bytes(held.payload_bytes);
+        let fits = self.used_bytes + wanted_bytes <= self.config.capacity_bytes
+            && !self.chunks.contains_key(&digest);
+        if fits {
+            self.chunks.insert(digest, Chunk { held, bytes: bytes.into() });
+            self.used_bytes += wanted_bytes;
+        }
+        fits
+    }
+
     fn accept_read(&mut self, op: ReadOp) -> Result<(), Rejected> {
         let chunk = self.chunks.get(&op.digest).cloned();
         if let Some(Chunk { held, .. }) = &chunk {

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use kv_tiers::{
-    Arena, ArenaConfig, MemoryConfig, MemoryTier, Tier, TierError,
+    Arena, ArenaConfig, CrashImage, Crashing, Drift, FaultPlan, Faulty, FlushPolicy, Latency,
+    MemoryConfig, MemoryTier, Stalls, ThrottleConfig, Throttled, Tier, TierError,
     conformance::{self, Clock, Harness, Open, OpenTier},
 };
 
-const CAPACITY_BYTES: u64 = 24 << 20;
+const CAPACITY_BYTES: u64 = 32 << 20;
 /// Below a slot's room, so that a payload too large can be made.
 const PAYLOAD_BYTES_MAX: u64 = (2 << 20) + 5;
 
@@ -18,11 +19,15 @@ fn arena() -> Arc<Arena> {
     Arena::new(ArenaConfig::new(3 << 20, 8)).unwrap()
 }
 
-fn memory() -> MemoryTier {
+fn config() -> MemoryConfig {
     let mut config = MemoryConfig::new("host", CAPACITY_BYTES);
     config.payload_bytes_max = PAYLOAD_BYTES_MAX;
     config.queue_ops_max = 6;
-    MemoryTier::new(config)
+    config
+}
+
+fn memory() -> Box<dyn Tier> {
+    Box::new(MemoryTier::new(config()))
 }
 
 fn check(open: &mut OpenTier<'_>, clock: &mut Clock<'_>, skipped: &[&str]) {
@@ -42,5 +47,46 @@ fn check_virtual(mut make: impl FnMut(Open) -> Result<Box<dyn Tier>, TierError>,
 
 #[test]
 fn memory_keeps_the_contract() {
-    check_virtual(|_| Ok(Box::new(memory())), &VOLATILE);
+    check_virtual(|_| Ok(memory()), &VOLATILE);
+}
+
+#[test]
+fn throttled_keeps_the_contract() {
+    let mut throttle = ThrottleConfig::new(500_000_000);
+    throttle.burst_bytes = 100_000;
+    throttle.latency = Latency::Lognormal { median_ns: 200_000, sigma: 0.9 };
+    throttle.stalls = Some(Stalls { probability: 0.05, stall_ns: 30_000_000 });
+    throttle.drift = Some(Drift { fraction: 0.8, period_ns: 40_000_000 });
+    check_virtual(|_| Ok(Box::new(Throttled::new(memory(), throttle))), &VOLATILE);
+}
+
+#[test]
+fn faulty_without_faults_keeps_the_contract() {
+    check_virtual(|_| Ok(Box::new(Faulty::new(memory(), FaultPlan::NONE))), &VOLATILE);
+}
+
+#[test]
+fn crashing_keeps_the_contract() {
+    for flush in [FlushPolicy::Always, FlushPolicy::Never] {
+        let mut image = CrashImage::new(4096);
+        let open = |open| -> Result<Box<dyn Tier>, TierError> {
+            if open == Open::Fresh {
+                image = CrashImage::new(4096);
+            }
+            Ok(Box::new(Crashing::open(image.clone(), config(), flush)))
+        };
+        check_virtual(open, &["wake_fd_wakes"]);
+    }
+}
+
+#[test]
+fn wrappers_around_wrappers_keep_the_contract() {
+    check_virtual(
+        |_| {
+            let inner = Faulty::new(memory(), FaultPlan::NONE);
+            let paced = Throttled::new(Box::new(inner), ThrottleConfig::new(1_000_000_000));
+            Ok(Box::new(Faulty::new(Box::new(paced), FaultPlan::NONE)))
+        },
+        &VOLATILE,
+    );
 }
