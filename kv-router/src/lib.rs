@@ -44,6 +44,8 @@ mod settle;
 mod slot;
 mod sync;
 mod tail;
+#[cfg(test)]
+mod testing;
 
 mod breaker;
 mod queue;

@@ -63,7 +63,7 @@ impl<T: AsRef<StepPool>> TierQueue<T> {
 
     /// The unfinished steps, oldest first.
     pub fn steps(&self) -> impl Iterator<Item = &T> {
-        self.steps.iter().filter(|step| !step.as_ref().as_ref().is_finished())
+        self.steps.iter().filter(|step| !step.as_ref().is_finished())
     }
 
     fn first_read(&self) -> Option<(usize, Claim)> {
