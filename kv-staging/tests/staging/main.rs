@@ -1,0 +1,8 @@
+//! Tests through the public interface: states, estimators, the controller's rules, and random runs of it.
+
+#![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod claim;
+mod controller;
+mod estimators;
+mod random;
