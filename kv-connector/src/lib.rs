@@ -9,6 +9,7 @@ mod engine;
 mod error;
 mod event;
 mod lease;
+pub mod replay;
 mod report;
 mod size;
 mod stats;
