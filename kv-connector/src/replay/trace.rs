@@ -126,9 +126,8 @@ impl Trace {
     /// Reads a Mooncake trace: `{"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": [..]}` a line,
     /// one id for each block of 512 tokens. gzip is told by its magic bytes. Unknown fields and empty lines are ignored.
     pub fn load(path: &Path, limits: TraceLimits) -> Result<Self, TraceError> {
-        let read_error = |line| {
-            move |source| TraceError::Read { path: path.to_path_buf(), line, source }
-        };
+        let read_error =
+            |line| move |source| TraceError::Read { path: path.to_path_buf(), line, source };
         let mut input = open(path).map_err(read_error(0))?;
         let mut requests = Vec::new();
         let mut chunks = 0;
@@ -154,7 +153,11 @@ impl Trace {
             chunks += request.chunks.len();
             if chunks > limits.chunks_max {
                 let chunks_max = limits.chunks_max;
-                return Err(TraceError::TooManyChunks { path: path.to_path_buf(), line, chunks_max });
+                return Err(TraceError::TooManyChunks {
+                    path: path.to_path_buf(),
+                    line,
+                    chunks_max,
+                });
             }
             requests.push(request);
         }
@@ -177,7 +180,8 @@ fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
 fn parse(path: &Path, line: usize, text: &[u8]) -> Result<Request, TraceError> {
     let object: Map<String, Value> = serde_json::from_slice(text)
         .map_err(|source| TraceError::Json { path: path.to_path_buf(), line, source })?;
-    let fail = |field, problem| TraceError::Field { path: path.to_path_buf(), line, field, problem };
+    let fail =
+        |field, problem| TraceError::Field { path: path.to_path_buf(), line, field, problem };
     let number = |field| {
         let value = object.get(field).ok_or_else(|| fail(field, "is missing".to_owned()))?;
         value.as_u64().ok_or_else(|| {
@@ -199,7 +203,8 @@ fn parse(path: &Path, line: usize, text: &[u8]) -> Result<Request, TraceError> {
     }
     let full = usize::try_from(input_tokens / BLOCK_TOKENS).unwrap_or(usize::MAX);
     let chunks = ids.iter().take(full).map(|id| {
-        id.as_u64().ok_or_else(|| fail("hash_ids", format!("holds {}, give whole numbers", brief(id))))
+        id.as_u64()
+            .ok_or_else(|| fail("hash_ids", format!("holds {}, give whole numbers", brief(id))))
     });
     Ok(Request {
         timestamp_ms: number("timestamp")?,
@@ -263,7 +268,10 @@ mod tests {
     fn errors_name_line_and_field() {
         refused("", &["holds no request"]);
         refused("\n[1]", &["line 2", "not a JSON object"]);
-        refused(r#"{"input_length": 1, "output_length": 1, "hash_ids": [1]}"#, &["line 1", "`timestamp`"]);
+        refused(
+            r#"{"input_length": 1, "output_length": 1, "hash_ids": [1]}"#,
+            &["line 1", "`timestamp`"],
+        );
         refused(
             r#"{"timestamp": -3, "input_length": 1, "output_length": 1, "hash_ids": [1]}"#,
             &["`timestamp`", "-3"],
@@ -281,11 +289,17 @@ mod tests {
     #[test]
     fn limits_bound_lines_requests_and_chunks() {
         let limits = TraceLimits { line_bytes_max: 20, ..TraceLimits::default() };
-        assert!(matches!(load(TWO.as_bytes(), limits), Err(TraceError::LineLength { line: 1, .. })));
+        assert!(matches!(
+            load(TWO.as_bytes(), limits),
+            Err(TraceError::LineLength { line: 1, .. })
+        ));
         let limits = TraceLimits { requests_max: 1, ..TraceLimits::default() };
         assert_eq!(load(TWO.as_bytes(), limits).unwrap().requests.len(), 1);
         let limits = TraceLimits { chunks_max: 3, ..TraceLimits::default() };
-        assert!(matches!(load(TWO.as_bytes(), limits), Err(TraceError::TooManyChunks { line: 3, .. })));
+        assert!(matches!(
+            load(TWO.as_bytes(), limits),
+            Err(TraceError::TooManyChunks { line: 3, .. })
+        ));
     }
 
     #[test]
