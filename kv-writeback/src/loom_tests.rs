@@ -111,6 +111,21 @@ fn reads_finished_twice_by_two_threads_do_not_wrap() {
 }
 
 #[test]
+fn reads_that_start_and_end_at_once_are_all_counted() {
+    loom::model(|| {
+        let gate = Arc::new(Gate::new(MAX_AGE_NS));
+        let other = Arc::clone(&gate);
+        let other = thread::spawn(move || other.read_started());
+        gate.read_started();
+        gate.read_finished();
+        gate.read_started();
+        other.join().unwrap();
+        assert_eq!(gate.reads_in_flight(), 2);
+        assert!(!gate.may_write(0, Some(0)));
+    });
+}
+
+#[test]
 fn a_flush_that_ends_leaves_the_other_one_holding() {
     loom::model(|| {
         let gate = Arc::new(Gate::new(MAX_AGE_NS));
@@ -273,7 +288,9 @@ fn an_abandoned_place_is_given_back_under_contention() {
         let mine = stage(&shared, &freed, 2, ID, 1);
         other.join().unwrap();
         assert!(matches!(mine, Ok(true) | Err(Refused::StagingFull)));
-        assert_eq!(shared.lock().chunks.len(), usize::from(mine.is_ok()));
+        let pending = shared.lock();
+        assert_eq!(pending.chunks.len(), usize::from(mine.is_ok()));
+        assert_eq!(pending.lanes[0].places, usize::from(mine.is_ok()));
     });
 }
 

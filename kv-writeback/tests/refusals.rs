@@ -104,7 +104,7 @@ fn a_failed_write_on_every_tier_loses_the_chunk_and_says_so() {
 
 #[test]
 fn an_empty_arena_is_a_refusal_and_leaves_nothing_behind() {
-    let (writeback, arena) = writeback(4, 4);
+    let (writeback, arena) = writeback(1, 1);
     let held: Vec<_> = std::iter::from_fn(|| arena.try_take()).collect();
     assert_eq!(stage(&writeback, 1, 0b11), Err(Refused::NoSlot));
     assert!(writeback.is_drained() && writeback.get(&key(1)).is_none());
