@@ -1,5 +1,7 @@
 //! What back-pressure gives up and what it refuses, one case at a time.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::sync::Arc;
