@@ -121,13 +121,31 @@ fn a_late_poll_does_not_slow_the_device() {
 #[test]
 fn a_write_cannot_be_seen_before_it_is_due() {
     let arena = arena(8);
-    let mut tier =
-        throttled(ThrottleConfig::new(record_bytes(PAYLOAD_BYTES as u64) * 1000), &arena);
+    let mut config = ThrottleConfig::new(record_bytes(PAYLOAD_BYTES as u64) * 1000);
+    config.latency = Latency::Fixed { ns: MS / 2 };
+    let mut tier = throttled(config, &arena);
     tier.submit(write_op(&arena, 9, &payload(9, PAYLOAD_BYTES)), 0).unwrap();
-    assert!(poll(&mut tier, MS - 1).0.is_empty());
-    assert!(tier.contains(digest(9)).is_none());
-    assert_eq!(poll(&mut tier, MS).0.len(), 1);
+    let due_ns = MS + MS / 2;
+    for now_ns in [0, MS, due_ns - 1] {
+        assert!(poll(&mut tier, now_ns).0.is_empty());
+        assert!(tier.contains(digest(9)).is_none());
+    }
+    assert_eq!(poll(&mut tier, due_ns).0.len(), 1);
     assert!(tier.contains(digest(9)).is_some());
+}
+
+#[test]
+fn fractions_of_a_nanosecond_are_not_lost() {
+    let arena = arena(8);
+    // One read takes 12.5 ns.
+    let mut tier = throttled(ThrottleConfig::new(READ_BYTES * 80_000_000), &arena);
+    let mut now_ns = 0;
+    for number in 0..8 {
+        tier.submit(read_op(&arena, number, 0..1), 0).unwrap();
+    }
+    settle(&mut tier, &mut now_ns);
+    // Chunks 4 to 7 are not held and move nothing.
+    assert_eq!(now_ns, 50);
 }
 
 #[test]

@@ -39,8 +39,6 @@
 
 mod config;
 mod gate;
-#[cfg(all(test, loom))]
-mod loom_tests;
 mod queue;
 mod replicate;
 mod shared;

@@ -395,7 +395,7 @@ impl<'h, 'a> Case<'h, 'a> {
         let range = piece_range(content.payload_bytes.into(), blocks);
         let range = usize::try_from(range.start).expect("small")
             ..usize::try_from(range.end).expect("small");
-        if content.payload()[range] != *piece.bytes() {
+        if content.bytes(range) != piece.bytes() {
             return Err(format!("{blocks:?} of {content:?} came back with other bytes"));
         }
         Ok(Some(content))

@@ -1,6 +1,6 @@
 //! Keys and payloads that say who they are: a chunk served in place of another one is seen.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use kv_chunk::{ChunkKey, Namespace, WriteId};
 
@@ -38,10 +38,21 @@ impl Content {
     }
 
     pub(super) fn payload(self) -> Vec<u8> {
+        self.bytes(0..self.payload_bytes as usize)
+    }
+
+    /// A part of the payload.
+    pub(super) fn bytes(self, range: Range<usize>) -> Vec<u8> {
         let seed = u64::from(self.number) << 32 | u64::from(self.version);
-        let mut payload = vec![0; self.payload_bytes as usize];
-        fastrand::Rng::with_seed(seed).fill(&mut payload);
-        payload
+        let start = fastrand::Rng::with_seed(seed).u64(..);
+        let first = range.start / 8;
+        let words = (first..range.end.div_ceil(8)).map(|word| {
+            start.wrapping_add(word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+        });
+        let mut bytes: Vec<u8> = words.flatten().collect();
+        bytes.truncate(range.end - first * 8);
+        bytes.drain(..range.start - first * 8);
+        bytes
     }
 }
 

@@ -1,6 +1,0 @@
-//! The engine through its public interface.
-
-#[cfg(test)]
-mod common;
-#[cfg(test)]
-mod round_trip;
