@@ -1,12 +1,12 @@
 //! Whole chunks kept in host memory: the least recently used give up their slots.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use hashlink::LruCache;
-use kv_chunk::Digest;
+use kv_chunk::{ChunkKey, Digest};
 use kv_tiers::Record;
 
-use crate::sync::{Mutex, lock};
+use crate::sync::lock_plain;
 
 /// Records looked at before eviction gives up: those in use are passed over.
 const SCAN_MAX: usize = 64;
@@ -29,19 +29,24 @@ impl HostCache {
     }
 
     pub(crate) fn len(&self) -> usize {
-        lock(&self.records).len()
+        lock_plain(&self.records).len()
     }
 
-    pub(crate) fn get(&self, digest: Digest) -> Option<Arc<Record>> {
+    /// The chunk of this key; another key with the same digest is not it.
+    pub(crate) fn get(&self, key: &ChunkKey) -> Option<Arc<Record>> {
         if self.capacity == 0 {
             return None;
         }
-        lock(&self.records).get(&digest).map(Arc::clone)
+        let record = lock_plain(&self.records).get(&key.digest()).map(Arc::clone)?;
+        record.header().verify_key(key).is_ok().then_some(record)
     }
 
     /// Keeps `record` in place of the least recently used one; if all are in use, it is not kept.
     pub(crate) fn insert(&self, record: Arc<Record>) {
-        let mut records = lock(&self.records);
+        if self.capacity == 0 {
+            return;
+        }
+        let mut records = lock_plain(&self.records);
         let present = records.contains_key(&record.digest());
         if present || records.len() < self.capacity || evict(&mut records) {
             records.insert(record.digest(), record);
@@ -50,11 +55,11 @@ impl HostCache {
 
     /// Gives up the least recently used record that nobody uses, and with it its slot.
     pub(crate) fn give_up_one(&self) -> bool {
-        evict(&mut lock(&self.records))
+        evict(&mut lock_plain(&self.records))
     }
 
     pub(crate) fn clear(&self) {
-        lock(&self.records).clear();
+        lock_plain(&self.records).clear();
     }
 }
 
@@ -65,9 +70,9 @@ fn evict(records: &mut LruCache<Digest, Arc<Record>>) -> bool {
     victim.is_some_and(|digest| records.remove(&digest).is_some())
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
-    use kv_chunk::{ChunkKey, WriteId};
+    use kv_chunk::WriteId;
     use kv_tiers::{Arena, ArenaConfig};
 
     use super::*;
@@ -88,25 +93,25 @@ mod tests {
     fn the_least_recently_used_record_gives_way_and_frees_its_slot() {
         let (arena, records) = records(3);
         let cache = HostCache::new(2);
-        let keys: Vec<_> = records.iter().map(|(key, _)| key.digest()).collect();
+        let keys: Vec<_> = records.iter().map(|(key, _)| key.clone()).collect();
         let mut records = records.into_iter().map(|(_, record)| record);
         cache.insert(records.next().unwrap());
         cache.insert(records.next().unwrap());
-        assert!(cache.get(keys[0]).is_some());
+        assert!(cache.get(&keys[0]).is_some());
         cache.insert(records.next().unwrap());
         assert_eq!((cache.len(), arena.free_slots()), (2, 1));
-        assert!(cache.get(keys[1]).is_none() && cache.get(keys[0]).is_some());
+        assert!(cache.get(&keys[1]).is_none() && cache.get(&keys[0]).is_some());
     }
 
     #[test]
     fn records_in_use_stay_and_newcomers_are_not_kept() {
         let (arena, records) = records(2);
         let cache = HostCache::new(1);
-        let (first, held) = (records[0].0.digest(), Arc::clone(&records[0].1));
+        let (first, held) = (records[0].0.clone(), Arc::clone(&records[0].1));
         for (_, record) in records {
             cache.insert(record);
         }
-        assert!(cache.get(first).is_some() && !cache.give_up_one());
+        assert!(cache.get(&first).is_some() && !cache.give_up_one());
         assert_eq!(arena.free_slots(), 1);
         drop(held);
         assert!(cache.give_up_one());

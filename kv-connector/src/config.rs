@@ -3,7 +3,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use serde::Deserialize;
@@ -55,6 +54,8 @@ pub struct EngineConfig {
     pub close_deadline_ms: u64,
     /// After a tier had no room, its writes pause this long.
     pub write_back_off_ms: u64,
+    /// What idle tiers do at the end of a step.
+    pub tail: TailPolicy,
     /// Unix socket (mode 0600) that answers `stats`; none by default.
     pub socket: Option<PathBuf>,
 }
@@ -73,7 +74,32 @@ impl Default for EngineConfig {
             write_max_age_ms: 2_000,
             close_deadline_ms: 30_000,
             write_back_off_ms: 1_000,
+            tail: TailPolicy::default(),
             socket: None,
+        }
+    }
+}
+
+/// What idle tiers do at the end of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TailPolicy {
+    /// Nothing: every chunk is read whole, by one tier.
+    Whole,
+    /// Read again what another tier is slow to deliver.
+    Duplicate,
+    /// That, and read the last chunks in pieces.
+    #[default]
+    SplitAndDuplicate,
+}
+
+impl From<TailPolicy> for kv_router::Tail {
+    fn from(policy: TailPolicy) -> Self {
+        match policy {
+            TailPolicy::Whole => Self::Whole,
+            TailPolicy::Duplicate => Self::Duplicate,
+            TailPolicy::SplitAndDuplicate => Self::SplitAndDuplicate,
         }
     }
 }
@@ -189,16 +215,6 @@ impl Config {
     /// Fails unless an engine can be opened from this; the error names the field and what to write.
     pub fn check(&self) -> Result<(), EngineError> {
         check::check(self)
-    }
-}
-
-impl EngineConfig {
-    pub(crate) fn step_deadline(&self) -> Duration {
-        Duration::from_millis(self.step_deadline_ms)
-    }
-
-    pub(crate) fn close_deadline(&self) -> Duration {
-        Duration::from_millis(self.close_deadline_ms)
     }
 }
 

@@ -1,175 +1,274 @@
 //! The engine: opened once, shared by threads, closed when dropped.
 
-use std::{sync::Arc, time::Duration};
-
-use kv_chunk::ChunkKey;
-use kv_tiers::{Arena, ArenaConfig, Tier, record_bytes};
-use serde::Serialize;
-
-use crate::{
-    Config, EngineError, EngineStats, Lease, MissReason, Outcome, StepReport, Want,
-    cache::HostCache, directory::Directory,
+use std::{
+    process,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64},
+    },
+    thread::JoinHandle,
+    time::Duration,
 };
 
-/// The memory of an engine. Tiers that register buffers get it before the engine exists.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Arenas {
-    /// Where storage reads land and the host cache lives.
-    pub reads: Arc<Arena>,
-    /// Where chunks wait to be written.
-    pub staging: Arc<Arena>,
-}
+use kv_chunk::ChunkKey;
+use kv_router::TierId;
+use kv_tiers::{Record, Tier};
+use kv_writeback::{Refused, Staged, Writeback, WritebackConfig};
 
-/// What became of a chunk offered to [`Engine::store`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// Copied and readable from now on; written later.
-    Staged,
-    /// A tier holds it or it is staged: nothing was done.
-    AlreadyHeld,
-    /// Not kept; the caller goes on without it.
-    Refused(StoreRefusal),
-}
-
-/// Why a chunk was not kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum StoreRefusal {
-    /// Staging is full and nothing in it can be given up.
-    StagingFull,
-    /// The write queue of every tier is full.
-    QueueFull,
-    /// Larger than `chunk_bytes_max`.
-    TooLarge,
-    /// No tier takes writes.
-    NoTier,
-    /// The engine is closed, or this process is a fork of the one that opened it.
-    Closed,
-}
-
-/// How a flush ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct FlushReport {
-    /// Every chunk staged before the flush is finished on every tier.
-    pub drained: bool,
-    /// Chunks still staged.
-    pub pending: u64,
-}
-
-/// How closing ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct CloseReport {
-    /// Nothing staged was left unwritten.
-    pub drained: bool,
-    /// Staged chunks that were given up.
-    pub abandoned_chunks: u64,
-    /// Tier threads that did not end in time: their memory and files are left to them.
-    pub leaked_threads: u64,
-}
+use crate::{
+    Arenas, CloseReport, Config, EngineError, EngineStats, FlushReport, Lease, StepReport,
+    StoreRefusal, Stored, Want,
+    cache::HostCache,
+    clock::{now_ns, ns_from_ms},
+    directory::Directory,
+    load::load,
+    open::open_tiers,
+    shared::Shared,
+    sync::lock_plain,
+    tier_handle::TierHandle,
+    tier_thread,
+    totals::Totals,
+};
 
 /// Reads and writes chunks on all tiers of a node. Shared by reference between any number of threads.
+///
+/// In a forked child every call is a miss or a refusal, and dropping the engine there touches nothing.
 #[derive(Debug)]
 pub struct Engine {
-    config: Config,
-    arenas: Arenas,
-    directory: Arc<Directory>,
-    _cache: HostCache,
+    pub(crate) shared: Arc<Shared>,
+    /// Empty once closed.
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Engine {
     /// Opens the tiers that `config` names.
     pub fn open(config: Config) -> Result<Self, EngineError> {
         config.check()?;
-        let arenas = Self::arenas(&config)?;
-        Self::with_tiers(config, arenas, Vec::new())
+        let arenas = Arenas::new(&config)?;
+        let tiers = open_tiers(&config, &arenas)?;
+        Self::start(config, arenas, tiers)
     }
 
     /// The memory that `config` asks for; for tiers made by the caller.
     pub fn arenas(config: &Config) -> Result<Arenas, EngineError> {
-        let slot_bytes =
-            usize::try_from(record_bytes(config.engine.chunk_bytes_max.0)).map_err(|_| {
-                EngineError::config("engine.chunk_bytes_max", "is too large", "lower it")
-            })?;
-        let slots = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX) / slot_bytes;
-        let windows: u64 = config.tiers.iter().map(|tier| u64::from(tier.window)).sum();
-        let buffer = config.engine.read_buffer.map_or(2 * windows * slot_bytes as u64, |b| b.0);
-        let make = |purpose, slots| {
-            let mut arena = ArenaConfig::new(slot_bytes, slots);
-            arena.lock = config.engine.lock_memory;
-            Arena::new(arena).map_err(|source| EngineError::Arena { purpose, source })
-        };
-        let reads = slots(config.engine.host_cache.0) + slots(buffer).max(1);
-        Ok(Arenas {
-            reads: make("reads", reads)?,
-            staging: make("staging", slots(config.engine.staging.0))?,
-        })
+        config.check()?;
+        Arenas::new(config)
     }
 
-    /// An engine over tiers made by the caller (wrapped ones, for example), in the order of `config.tiers`, whose
-    /// names and windows count; the rest of each tier's section is not looked at.
+    /// An engine over tiers made by the caller (wrapped ones, for example), in the order of `config.tiers`: names,
+    /// windows and rates are taken from there, the rest of each tier's section is not looked at. `arenas` is what
+    /// [`arenas`](Self::arenas) made of the same configuration.
     pub fn with_tiers(
         config: Config,
         arenas: Arenas,
         tiers: Vec<Box<dyn Tier>>,
     ) -> Result<Self, EngineError> {
-        drop(tiers);
-        let _cache = HostCache::new(0);
-        Ok(Self { config, arenas, directory: Arc::new(Directory::new()), _cache })
+        config.check()?;
+        if tiers.len() != config.tiers.len() {
+            let problem = format!("{} sections for {} tiers", config.tiers.len(), tiers.len());
+            return Err(EngineError::config("tier", problem, "describe each tier once, in order"));
+        }
+        Self::start(config, arenas, tiers)
     }
 
-    /// Offers a chunk: copied before this returns, written to every tier later.
+    fn start(
+        config: Config,
+        arenas: Arenas,
+        tiers: Vec<Box<dyn Tier>>,
+    ) -> Result<Self, EngineError> {
+        let span = tracing::info_span!("open", tiers = tiers.len()).entered();
+        let shared = Arc::new(share(config, arenas)?);
+        for (id, tier) in (0..).map(TierId).zip(&tiers) {
+            register(&shared, id, tier.as_ref());
+        }
+        let engine = Self { shared, threads: Mutex::default() };
+        // If one does not start, dropping the engine closes the others.
+        for (id, tier) in (0..).map(TierId).zip(tiers) {
+            let thread = tier_thread::spawn(&engine.shared, id, tier)?;
+            lock_plain(&engine.threads).push(thread);
+        }
+        drop(span);
+        Ok(engine)
+    }
+
+    /// Offers a chunk: copied before this returns, readable from then on, written to every tier later.
     pub fn store(&self, key: &ChunkKey, payload: &[u8]) -> Stored {
-        let _ = (key, payload, &self.arenas);
-        Stored::Refused(StoreRefusal::NoTier)
+        if !self.shared.is_usable() {
+            return Stored::Refused(StoreRefusal::Closed);
+        }
+        let stored = self.stage(key, payload);
+        let mut totals = lock_plain(&self.shared.totals);
+        match stored {
+            Stored::Staged => totals.stored += 1,
+            Stored::AlreadyHeld => totals.already_held += 1,
+            Stored::Refused(reason) => *totals.refused.entry(reason).or_default() += 1,
+        }
+        stored
+    }
+
+    fn stage(&self, key: &ChunkKey, payload: &[u8]) -> Stored {
+        let shared = &self.shared;
+        if shared.directory.tiers(key.digest()) & shared.readable() != 0 {
+            return Stored::AlreadyHeld;
+        }
+        if payload.len() as u64 > shared.config.chunk_bytes_max.0 {
+            return Stored::Refused(StoreRefusal::TooLarge);
+        }
+        let write_id = shared.next_write_id();
+        let staged = shared.writeback.stage(key, payload, write_id, u8::MAX, now_ns());
+        match staged {
+            Ok(Staged::Accepted { .. }) => {
+                shared.ring_all();
+                self.keep(key, payload, write_id);
+                Stored::Staged
+            }
+            Ok(Staged::AlreadyStaged) => Stored::AlreadyHeld,
+            Err(refused) => Stored::Refused(StoreRefusal::from(refused)),
+        }
+    }
+
+    fn keep(&self, key: &ChunkKey, payload: &[u8], write_id: kv_chunk::WriteId) {
+        let shared = &self.shared;
+        if !shared.config.cache_stores || shared.cache.capacity() == 0 {
+            return;
+        }
+        let record =
+            shared.read_slot().and_then(|slot| Record::encode(slot, key, write_id, payload).ok());
+        if let Some(record) = record {
+            shared.cache.insert(Arc::new(record));
+        }
     }
 
     /// Which chunks are readable now; those stay so while the lease is held.
     pub fn lookup(&self, keys: &[ChunkKey]) -> Lease {
-        let mut lease = Lease::new(&self.directory, keys.len());
+        let shared = &self.shared;
+        let usable = shared.is_usable();
+        let readable = if usable { shared.readable() } else { 0 };
+        let mut lease = Lease::new(&shared.directory, keys.len());
         for key in keys {
-            lease.push(key.digest(), false, None);
+            let digest = key.digest();
+            if !usable {
+                lease.push(digest, false, None);
+            } else if shared.directory.lease_resident(digest, readable) {
+                lease.push(digest, true, None);
+            } else if let Some((_, record)) = shared.in_memory(key) {
+                shared.directory.lease(digest);
+                lease.push(digest, true, Some(record));
+            } else {
+                // It may have left staging for a tier since the first look.
+                let hit = shared.directory.lease_resident(digest, readable);
+                lease.push(digest, hit, None);
+            }
+        }
+        if usable {
+            lock_plain(&shared.totals).count_lookup(lease.hits());
         }
         lease
     }
 
     /// Loads the wanted chunks as one step: reads of all tiers at once, memory copied meanwhile. Returns when every
-    /// chunk is delivered or a miss, at the step's deadline at the latest.
+    /// chunk is delivered or a miss, at the step's deadline at the latest. Each want's `outcome` is set.
+    ///
+    /// Chunks that `lease` does not cover are loaded as well, if they are still there. Of wants with the same key the
+    /// first decides the rank, and any tier that one of them allows serves all of them.
     pub fn load(&self, lease: &Lease, wants: &mut [Want<'_>]) -> StepReport {
-        let _ = lease.hits();
-        let mut report = StepReport::new(wants.len(), self.config.tiers.len());
-        for want in wants {
-            want.outcome = Outcome::Miss(MissReason::NotHeld);
-            report.count(want.outcome);
-        }
-        report
+        load(&self.shared, lease, wants)
     }
 
     /// The serving engine began a forward pass: a good time for writes. Optional; without these calls, writes run
     /// whenever no read does.
-    pub fn forward_began(&self) {}
+    pub fn forward_began(&self) {
+        if self.shared.is_usable() {
+            self.shared.writeback.gate().forward_began();
+            self.shared.ring_all();
+        }
+    }
 
     /// The forward pass ended.
-    pub fn forward_ended(&self) {}
+    pub fn forward_ended(&self) {
+        if self.shared.is_usable() {
+            self.shared.writeback.gate().forward_ended();
+        }
+    }
 
     /// Writes everything staged now, at once, waiting `deadline` at most.
     pub fn flush(&self, deadline: Duration) -> FlushReport {
-        let _ = deadline;
-        FlushReport { drained: true, pending: 0 }
+        self.shared.flush(deadline)
     }
 
     /// Counters and gauges.
     pub fn stats(&self) -> EngineStats {
-        EngineStats::default()
+        self.shared.stats()
     }
 
     /// Writes what is staged, ends the tier threads and closes the tiers, waiting `deadline` at most. From then on
     /// loads miss and stores are refused. Dropping the engine closes it with the configured deadline.
     pub fn close(&self, deadline: Duration) -> CloseReport {
-        let _ = deadline;
-        CloseReport::default()
+        crate::close::close(self, deadline)
+    }
+}
+
+fn share(config: Config, arenas: Arenas) -> Result<Shared, EngineError> {
+    let tiers = (0..).map(TierId).zip(&config.tiers);
+    let tiers: Result<Vec<_>, _> = tiers.map(|(id, tier)| TierHandle::new(id, tier)).collect();
+    let count = u8::try_from(config.tiers.len()).unwrap_or(u8::MAX);
+    let mut writeback = WritebackConfig::new(count, arenas.staging.slots());
+    writeback.max_age_ns = ns_from_ms(config.engine.write_max_age_ms);
+    let writeback = Writeback::new(writeback, Arc::clone(&arenas.staging)).map_err(|error| {
+        EngineError::config("engine.staging", error.to_string(), "correct the configuration")
+    })?;
+    Ok(Shared {
+        cache: HostCache::new(arenas.cache_slots),
+        directory: Arc::new(Directory::new()),
+        writeback,
+        tiers: tiers?,
+        observer: config.observer,
+        totals: Mutex::new(Totals::default()),
+        owner_pid: process::id(),
+        closed: AtomicBool::new(false),
+        arrivals: Mutex::default(),
+        write_id_base: u128::from(fastrand::u64(..)) << 64,
+        write_ids: AtomicU64::new(0),
+        config: config.engine,
+        arenas,
+    })
+}
+
+/// Enters what the tier held when it was opened into the directory.
+fn register(shared: &Shared, id: TierId, tier: &dyn Tier) {
+    tier.list(&mut |digest, _| shared.directory.set(digest, id.0));
+    let stats = tier.stats();
+    let name = tier.name();
+    tracing::info!(
+        tier = name,
+        recovered_chunks = stats.recovered_chunks,
+        used_bytes = stats.used_bytes,
+        "tier opened"
+    );
+    for fallback in &stats.fallbacks {
+        tracing::warn!(tier = name, fallback, "fallback");
+    }
+}
+
+impl From<Refused> for StoreRefusal {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::QueueFull => Self::QueueFull,
+            Refused::TooLarge => Self::TooLarge,
+            Refused::NoTier => Self::NoTier,
+            _ => Self::StagingFull,
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.shared.is_forked() {
+            // The memory is not mapped here, the locks may be held for ever: nothing is given back.
+            let _leaked = std::mem::ManuallyDrop::new(Arc::clone(&self.shared));
+            return;
+        }
+        let deadline = Duration::from_millis(self.shared.config.close_deadline_ms);
+        self.close(deadline);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{process, sync::Arc};
 
-use kv_chunk::Digest;
+use kv_chunk::{ChunkKey, Digest};
 use kv_tiers::Record;
 
 use crate::directory::Directory;
@@ -41,8 +41,8 @@ impl Lease {
     }
 
     /// The record of a chunk that only memory held when it was looked up.
-    pub(crate) fn record(&self, digest: Digest) -> Option<&Arc<Record>> {
-        self.records.iter().find(|record| record.digest() == digest)
+    pub(crate) fn record(&self, key: &ChunkKey) -> Option<&Arc<Record>> {
+        self.records.iter().find(|record| record.header().verify_key(key).is_ok())
     }
 
     /// One answer per key, in the order asked.

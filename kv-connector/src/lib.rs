@@ -2,29 +2,44 @@
 
 #![forbid(unsafe_code)]
 
+mod arenas;
 mod cache;
+mod clock;
+mod close;
 mod config;
 mod directory;
 mod engine;
 mod error;
 mod event;
 mod lease;
+mod load;
+mod open;
+mod outcome;
+pub mod replay;
 mod report;
+mod shared;
 mod size;
 mod stats;
+mod step;
 mod sync;
 #[cfg(test)]
 mod testing;
+mod tier_handle;
+mod tier_thread;
+mod totals;
 mod want;
 
 pub use kv_router::{TierId, TierMask};
 
 pub use crate::{
-    config::{Config, EngineConfig, ThrottleSection, TierConfig, TierKind},
-    engine::{Arenas, CloseReport, Engine, FlushReport, StoreRefusal, Stored},
+    arenas::Arenas,
+    clock::now_ns,
+    config::{Config, EngineConfig, TailPolicy, ThrottleSection, TierConfig, TierKind},
+    engine::Engine,
     error::EngineError,
     event::{Event, Observer},
     lease::Lease,
+    outcome::{CloseReport, FlushReport, StoreRefusal, Stored},
     report::{MissReason, StepReport, TierShare},
     size::ByteSize,
     stats::{CacheStats, EngineStats, MemoryStats, TierStatus},

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::report::MissReason;
+use crate::{
+    StoreRefusal, report::MissReason, shared::Shared, sync::lock_plain, tier_handle::TierHandle,
+};
 
 /// Counters since open, and gauges. Serialises to the JSON that the socket answers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -35,7 +37,7 @@ pub struct EngineStats {
     /// Chunks offered to `store` that were held or staged already.
     pub already_held: u64,
     /// Chunks refused by `store`, by reason.
-    pub refused: BTreeMap<String, u64>,
+    pub refused: BTreeMap<StoreRefusal, u64>,
     /// Chunks staged and not finished on every tier.
     pub pending_writes: u64,
     /// Replicas written.
@@ -130,8 +132,55 @@ pub struct TierStatus {
     pub in_flight_max: u64,
     /// Time in which at least one read was in flight.
     pub busy_s: f64,
+    /// Live rate of reads while any is in flight; 0 until known.
+    pub bytes_per_s: u64,
     /// How I/O is done, such as `io_uring+o_direct`.
     pub io_mode: String,
     /// One line per fallback taken.
     pub fallbacks: Vec<String>,
+}
+
+impl Shared {
+    pub(crate) fn stats(&self) -> EngineStats {
+        if self.is_forked() {
+            return EngineStats::default();
+        }
+        let totals = lock_plain(&self.totals).clone();
+        let writes = self.writeback.stats();
+        let (chunks_held, chunks_leased) = self.directory.counts();
+        let mut tiers: Vec<TierStatus> = self.tiers.iter().map(TierHandle::status).collect();
+        for (tier, hits) in tiers.iter_mut().zip(&totals.hits_by_tier) {
+            tier.hits = *hits;
+        }
+        let hits_by_tier: u64 = totals.hits_by_tier.iter().sum();
+        EngineStats {
+            lookups: totals.lookups,
+            lookup_chunks: totals.lookup_chunks,
+            lookup_hits: totals.lookup_hits,
+            steps: totals.steps,
+            wanted: totals.wanted,
+            hits: totals.hits_host_cache + totals.hits_staged + hits_by_tier,
+            hits_host_cache: totals.hits_host_cache,
+            hits_staged: totals.hits_staged,
+            misses: totals.miss_reasons.values().sum(),
+            miss_reasons: totals.miss_reasons,
+            stored: totals.stored,
+            already_held: totals.already_held,
+            refused: totals.refused,
+            pending_writes: writes.pending as u64,
+            replicas_written: writes.replicas_written,
+            replicas_failed: writes.replicas_failed,
+            replicas_dropped: writes.replicas_given_up + writes.replicas_withdrawn,
+            lost_writes: writes.lost_writes,
+            chunks_held,
+            chunks_leased,
+            host_cache: CacheStats {
+                chunks: self.cache.len() as u64,
+                chunks_max: self.cache.capacity() as u64,
+            },
+            read_memory: MemoryStats::of(&self.arenas.reads),
+            staging_memory: MemoryStats::of(&self.arenas.staging),
+            tiers,
+        }
+    }
 }

@@ -22,12 +22,13 @@ const FORWARD_RUNS: u8 = 2;
 #[derive(Debug)]
 pub struct Gate {
     max_age_ns: u64,
-    /// Reads in flight. Written by whoever starts or ends a read, read by `may_write`; Release writes pair with its
-    /// Acquire load, so that a thread told of a read's start also sees it counted.
+    // All three are relaxed: they publish nothing but their own value, and a thread that was told of a change (through
+    // a lock, a channel, a flag) sees that change or a later one under any ordering.
+    /// Reads in flight. Written by whoever starts or ends a read, read by `may_write`.
     reads: AtomicUsize,
-    /// The last forward hook. Written by the hooks (Release), read by `may_write` (Acquire), as `reads`.
+    /// The last forward hook. Written by the hooks, read by `may_write`.
     forward: AtomicU8,
-    /// Flushes in progress. Written by `hold_open` and its guard (Release), read by `may_write` (Acquire), as `reads`.
+    /// Flushes in progress. Written by `hold_open` and its guard, read by `may_write`.
     holds: AtomicUsize,
 }
 
@@ -44,45 +45,45 @@ impl Gate {
 
     /// A read was handed to a tier.
     pub fn read_started(&self) {
-        self.reads.fetch_add(1, Ordering::Release);
+        self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
     /// That read came back, in any way. One call too many does nothing.
     pub fn read_finished(&self) {
         let one_less = |reads: usize| reads.checked_sub(1);
-        let _ = self.reads.fetch_update(Ordering::Release, Ordering::Relaxed, one_less);
+        let _ = self.reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
 
     /// Reads in flight.
     pub fn reads_in_flight(&self) -> usize {
-        self.reads.load(Ordering::Acquire)
+        self.reads.load(Ordering::Relaxed)
     }
 
     /// A forward pass began. From the first use of a hook on, young chunks are written during forward passes only.
     pub fn forward_began(&self) {
-        self.forward.store(FORWARD_RUNS, Ordering::Release);
+        self.forward.store(FORWARD_RUNS, Ordering::Relaxed);
     }
 
     /// The forward pass ended.
     pub fn forward_ended(&self) {
-        self.forward.store(FORWARD_ENDED, Ordering::Release);
+        self.forward.store(FORWARD_ENDED, Ordering::Relaxed);
     }
 
     /// Holds the gate open until the guard is dropped. Nests.
     pub fn hold_open(&self) -> HeldOpen<'_> {
-        self.holds.fetch_add(1, Ordering::Release);
+        self.holds.fetch_add(1, Ordering::Relaxed);
         HeldOpen { gate: self }
     }
 
     /// Whether a write may start now, given when the oldest chunk that waits for it was staged.
     pub fn may_write(&self, now_ns: u64, oldest_staged_ns: Option<u64>) -> bool {
-        if self.holds.load(Ordering::Acquire) > 0 {
+        if self.holds.load(Ordering::Relaxed) > 0 {
             return true;
         }
         if oldest_staged_ns.is_some_and(|staged_ns| now_ns >= self.opens_at(staged_ns)) {
             return true;
         }
-        self.reads_in_flight() == 0 && self.forward.load(Ordering::Acquire) != FORWARD_ENDED
+        self.reads_in_flight() == 0 && self.forward.load(Ordering::Relaxed) != FORWARD_ENDED
     }
 
     /// When the gate opens for a chunk staged then, whatever the hooks say.
@@ -100,7 +101,7 @@ pub struct HeldOpen<'a> {
 
 impl Drop for HeldOpen<'_> {
     fn drop(&mut self) {
-        self.gate.holds.fetch_sub(1, Ordering::Release);
+        self.gate.holds.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -39,6 +39,8 @@
 
 mod config;
 mod gate;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod queue;
 mod replicate;
 mod shared;

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::run;
 
-/// Arguments of the demo; all of them go to `kvbraid demo`.
+/// Arguments of the demo; all of them go to `kvbraid demo`, behind the trace that the repository holds.
 #[derive(clap::Args)]
 pub(crate) struct Demo {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -29,6 +29,11 @@ impl Demo {
             "kvbraid",
             "--",
             "demo",
+            // What is given again in `rest` replaces these.
+            "--trace",
+            "xtask/data/mooncake_conversation_slice.jsonl.gz",
+            "--dir",
+            "target/demo",
         ]);
         run::shown(command.args(self.rest))
     }

@@ -9,7 +9,7 @@ use crate::{loom, metadata, run, tally::Tally, tidy};
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Test {
-    /// Only steps whose name contains this, such as `clippy`, `kv-router` or `loom`.
+    /// Only steps whose name contains this, such as `tidy`, `clippy kv-router` or `loom`.
     #[arg(long)]
     only: Option<String>,
 }
@@ -18,27 +18,37 @@ impl Test {
     pub(crate) fn run(self) -> Result<()> {
         let mut report = Report { only: self.only, rows: Vec::new(), tally: Tally::default() };
         let packages = metadata::packages()?;
-        report.check("fmt", |_| plain("fmt", run::cargo().args(["fmt", "--all", "--check"])))?;
-        report.check("tidy", |_| tidy::run().map(|()| true).or_else(say))?;
-        report.check("clippy", |_| {
-            let clippy =
-                ["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
-            plain("clippy", run::cargo().args(clippy))
+        report.check("fmt", || {
+            let fuzz = ["fmt", "--manifest-path=kv-chunk/fuzz/Cargo.toml", "--check"];
+            Ok(plain("fmt", &["fmt", "--all", "--check"])? && plain("fmt fuzz", &fuzz)?)
         })?;
+        report.check("tidy", || tidy::run().map(|()| true).or_else(say))?;
         for package in &packages {
-            // One crate at a time: each must build and pass with the features that it asks for itself.
-            report.tests(&format!("test {}", package.name), || package_tests(&package.name))?;
+            // One crate at a time, so that each must build with the features that it asks for itself.
+            let name = format!("clippy {}", package.name);
+            let clippy = [
+                "clippy",
+                "--locked",
+                "--package",
+                &package.name,
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ];
+            report.check(&name, || plain(&name, &clippy))?;
         }
+        report.tests("tests", workspace_tests)?;
         report.conformance();
-        report.check("docs", |_| {
+        report.check("docs", || {
             let doc = ["doc", "--locked", "--workspace", "--no-deps"];
-            plain("docs", run::cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))
+            succeeds("docs", run::cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))
         })?;
-        report.check("package", |_| {
-            // Dirty trees are packaged too, so that the check can run before the commit.
-            let package =
-                ["package", "--locked", "--workspace", "--exclude=xtask", "--allow-dirty"];
-            plain("package", run::cargo().args(package))
+        report.check("package", || {
+            // Dirty trees are packaged too, so that the check can run before the commit. Only that the packages build
+            // is of interest, hence no debug information.
+            let package = ["package", "--locked", "--workspace", "--allow-dirty"];
+            succeeds("package", run::cargo().args(package).env("CARGO_PROFILE_DEV_DEBUG", "0"))
         })?;
         for name in loom::crates_with_loom(packages) {
             report
@@ -48,7 +58,11 @@ impl Test {
     }
 }
 
-fn plain(name: &str, command: &mut Command) -> Result<bool> {
+fn plain(name: &str, arguments: &[&str]) -> Result<bool> {
+    succeeds(name, run::cargo().args(arguments))
+}
+
+fn succeeds(name: &str, command: &mut Command) -> Result<bool> {
     Ok(run::logged(name, command)?.success)
 }
 
@@ -57,24 +71,13 @@ fn say(error: anyhow::Error) -> Result<bool> {
     Ok(false)
 }
 
-/// Unit, integration and doc tests of one crate.
-fn package_tests(package: &str) -> Result<Tally> {
+/// Unit, integration and doc tests of all crates.
+fn workspace_tests() -> Result<Tally> {
     let mut command = run::cargo();
-    command.args([
-        "test",
-        "--locked",
-        "--no-fail-fast",
-        "--package",
-        package,
-        "--",
-        "--show-output",
-    ]);
-    let finished = run::logged(&format!("test {package}"), &mut command)?;
+    command.args(["test", "--locked", "--workspace", "--no-fail-fast", "--", "--show-output"]);
+    let finished = run::logged("tests", &mut command)?;
     let tally = Tally::read(&finished.log);
-    ensure!(
-        finished.success || tally.failed > 0,
-        "the tests of {package} do not build or were killed"
-    );
+    ensure!(finished.success || tally.failed > 0, "the tests do not build, or one was killed");
     Ok(tally)
 }
 
@@ -98,13 +101,13 @@ impl Report {
     }
 
     /// A step that either holds or not; it counts as one test.
-    fn check(&mut self, name: &str, step: impl FnOnce(&mut Self) -> Result<bool>) -> Result<()> {
+    fn check(&mut self, name: &str, step: impl FnOnce() -> Result<bool>) -> Result<()> {
         if !self.wants(name) {
             return Ok(());
         }
         println!("== {name}");
         let begun = Instant::now();
-        let good = step(self)?;
+        let good = step()?;
         self.tally.passed += u64::from(good);
         self.tally.failed += u64::from(!good);
         self.row(name, begun, good, String::new());

@@ -1,0 +1,54 @@
+//! The memory of an engine.
+
+use std::sync::Arc;
+
+use kv_tiers::{Arena, ArenaConfig, record_bytes};
+
+use crate::{Config, EngineError, MemoryStats};
+
+/// The memory of an engine. Tiers that register buffers get it before the engine exists.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Arenas {
+    /// Where storage reads land and the host cache lives.
+    pub reads: Arc<Arena>,
+    /// Where chunks wait to be written.
+    pub staging: Arc<Arena>,
+    /// Slots of `reads` that the host cache may keep.
+    pub(crate) cache_slots: usize,
+}
+
+impl Arenas {
+    pub(crate) fn new(config: &Config) -> Result<Self, EngineError> {
+        let engine = &config.engine;
+        let slot_bytes = record_bytes(engine.chunk_bytes_max.0);
+        let slots = |bytes: u64| usize::try_from(bytes / slot_bytes).unwrap_or(usize::MAX);
+        let windows: u64 = config.tiers.iter().map(|tier| u64::from(tier.window)).sum();
+        let buffer = engine.read_buffer.map_or(2 * windows * slot_bytes, |buffer| buffer.0);
+        let cache_slots = slots(engine.host_cache.0);
+        let make = |purpose, slots| {
+            let bytes = usize::try_from(slot_bytes).unwrap_or(usize::MAX);
+            let mut arena = ArenaConfig::new(bytes, slots);
+            arena.lock = engine.lock_memory;
+            Arena::new(arena).map_err(|source| EngineError::Arena { purpose, source })
+        };
+        Ok(Self {
+            reads: make("reads", cache_slots.saturating_add(slots(buffer).max(1)))?,
+            staging: make("staging", slots(engine.staging.0))?,
+            cache_slots,
+        })
+    }
+}
+
+impl MemoryStats {
+    pub(crate) fn of(arena: &Arena) -> Self {
+        let stats = arena.stats();
+        Self {
+            bytes: stats.bytes,
+            slot_bytes: stats.slot_bytes,
+            free_slots: stats.free_slots,
+            huge_page_bytes: stats.huge_page_bytes,
+            locked: stats.locked,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `kvbraid demo`: every policy on the same trace, on two tiers of files.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use kv_connector::{
+    ByteSize, Config, ThrottleSection, TierConfig,
+    replay::{CompareOptions, Comparison, compare},
+};
+
+use crate::{
+    args::{Defaults, TraceArgs},
+    failure::Failure,
+    replay::show,
+    watch::Bar,
+};
+
+/// The paced tiers: 3:1, together slower than a plain SSD.
+const FAST_BYTES_PER_S: u64 = 360_000_000;
+const SLOW_BYTES_PER_S: u64 = FAST_BYTES_PER_S / 3;
+/// Two tiers of this size are all the disk that the demo uses.
+const TIER_CAPACITY: ByteSize = ByteSize::mib(1536);
+
+/// Every policy on the same trace, on two tiers of files.
+#[derive(Args)]
+pub(crate) struct Demo {
+    #[command(flatten)]
+    trace: TraceArgs,
+    /// A real directory as a tier, at its own speed; give it once for each tier. Default: two directories, paced 3:1.
+    #[arg(long = "tier", value_name = "NAME=PATH")]
+    tiers: Vec<String>,
+    /// Where the paced tiers keep their files.
+    #[arg(long, value_name = "PATH", default_value = "kvbraid-demo", overrides_with = "dir")]
+    dir: PathBuf,
+}
+
+impl Demo {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let defaults = Defaults {
+            requests: 300,
+            chunk_bytes: ByteSize::kib(160),
+            step_ms: 60_000,
+            forward_tokens_per_s: 320_000.0,
+        };
+        let workload = self.trace.workload(&defaults)?;
+        let mut options = CompareOptions::default();
+        options.forward = self.trace.forward(&defaults)?;
+        options.measure = ByteSize::mib(96);
+        let config = self.config(ByteSize(workload.chunk_bytes() as u64))?;
+        let steps = Comparison::runs(&options) * workload.steps() + config.tiers.len();
+        let bar = Bar::new(steps);
+        let comparison = compare(&config, &workload, &options, &bar);
+        bar.done();
+        // Only if it is empty: what is in it by now is not ours.
+        let _ = fs::remove_dir(self.dir.join("fast"))
+            .and_then(|()| fs::remove_dir(self.dir.join("slow")));
+        let _ = fs::remove_dir(&self.dir);
+        show(&comparison?, &workload, &self.trace)
+    }
+
+    fn config(&self, chunk_bytes: ByteSize) -> Result<Config, Failure> {
+        let mut config = Config::new(match self.tiers.as_slice() {
+            [] => vec![
+                paced("fast", &self.dir, FAST_BYTES_PER_S),
+                paced("slow", &self.dir, SLOW_BYTES_PER_S),
+            ],
+            named => named.iter().map(|tier| real(tier)).collect::<Result<_, _>>()?,
+        });
+        config.engine.chunk_bytes_max = chunk_bytes;
+        config.engine.staging = ByteSize::mib(96);
+        // A few chunks: what a step leaves behind is mostly gone before it is wanted again.
+        config.engine.host_cache = ByteSize::mib(16);
+        config.check()?;
+        Ok(config)
+    }
+}
+
+fn paced(name: &str, directory: &Path, bytes_per_s: u64) -> TierConfig {
+    let mut tier = TierConfig::nvme(name, directory.join(name), TIER_CAPACITY);
+    tier.window = 4;
+    tier.throttle = Some(ThrottleSection::new(ByteSize(bytes_per_s)));
+    tier
+}
+
+fn real(text: &str) -> Result<TierConfig, Failure> {
+    let parts = text.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty());
+    let Some((name, path)) = parts else {
+        let line =
+            format!("--tier: `{text}` names no tier; give NAME=PATH, such as nvme=/mnt/nvme/demo");
+        return Err(Failure::usage(line));
+    };
+    Ok(TierConfig::nvme(name, path, TIER_CAPACITY))
+}

@@ -1,0 +1,53 @@
+//! Why a command ends without success: one line and an exit code.
+
+use std::{error::Error, fmt::Display, io::Write, process::ExitCode};
+
+use kv_connector::{EngineError, replay::ReplayError};
+
+/// The line to print and the code to exit with: 2 if the caller can mend it, else 1.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    line: String,
+    code: u8,
+}
+
+impl Failure {
+    /// The caller gave something impossible.
+    pub(crate) fn usage(line: impl Display) -> Self {
+        Self { line: line.to_string(), code: 2 }
+    }
+
+    /// The command was right and what it did was not.
+    pub(crate) fn failed(line: impl Display) -> Self {
+        Self { line: line.to_string(), code: 1 }
+    }
+
+    pub(crate) fn report(self) -> ExitCode {
+        // A closed standard error leaves the exit code to speak.
+        let _ = writeln!(std::io::stderr(), "kvbraid: {}", self.line.replace('\n', " "));
+        ExitCode::from(self.code)
+    }
+}
+
+impl From<ReplayError> for Failure {
+    fn from(error: ReplayError) -> Self {
+        Self { code: if error.is_usage() { 2 } else { 1 }, line: chain(&error) }
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        ReplayError::from(error).into()
+    }
+}
+
+/// An error and what caused it, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line = format!("{line}: {error}");
+        cause = error.source();
+    }
+    line
+}

@@ -1,0 +1,67 @@
+//! From a configuration to tiers.
+
+use std::sync::Arc;
+
+use kv_tiers::{
+    Arena, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, ThrottleConfig, Throttled, Tier,
+};
+
+use crate::{
+    Config, EngineConfig, EngineError, ThrottleSection, TierConfig, TierKind, arenas::Arenas,
+    clock::now_ns,
+};
+
+pub(crate) fn open_tiers(
+    config: &Config,
+    arenas: &Arenas,
+) -> Result<Vec<Box<dyn Tier>>, EngineError> {
+    let arenas = [Arc::clone(&arenas.reads), Arc::clone(&arenas.staging)];
+    config.tiers.iter().map(|tier| open_tier(tier, &config.engine, &arenas)).collect()
+}
+
+fn open_tier(
+    tier: &TierConfig,
+    engine: &EngineConfig,
+    arenas: &[Arc<Arena>],
+) -> Result<Box<dyn Tier>, EngineError> {
+    let capacity_bytes = tier.capacity.unwrap_or_default().0;
+    // Reads, writes and the read that probes a tier after failures.
+    let ops = tier.window.saturating_add(tier.write_window).saturating_add(1);
+    let opened: Box<dyn Tier> = match tier.kind {
+        TierKind::Memory => {
+            let mut config = MemoryConfig::new(&tier.name, capacity_bytes);
+            config.payload_bytes_max = engine.chunk_bytes_max.0;
+            config.queue_ops_max = ops;
+            Box::new(MemoryTier::new(config))
+        }
+        TierKind::Nvme => {
+            let mut config = nvme_config(tier, capacity_bytes)?;
+            config.payload_bytes_max = engine.chunk_bytes_max.0;
+            config.queue_ops_max = ops;
+            let opened = NvmeTier::open(config, arenas, now_ns());
+            Box::new(
+                opened.map_err(|source| EngineError::Tier { name: tier.name.clone(), source })?,
+            )
+        }
+    };
+    Ok(match tier.throttle {
+        Some(throttle) => Box::new(Throttled::new(opened, throttle_config(throttle))),
+        None => opened,
+    })
+}
+
+fn nvme_config(tier: &TierConfig, capacity_bytes: u64) -> Result<NvmeConfig, EngineError> {
+    let Some(path) = &tier.path else {
+        return Err(EngineError::config("path", "is missing", "write the tier's directory"));
+    };
+    let mut config = NvmeConfig::new(&tier.name, path, capacity_bytes);
+    config.segment_bytes = tier.segment.map(|segment| segment.0);
+    Ok(config)
+}
+
+fn throttle_config(section: ThrottleSection) -> ThrottleConfig {
+    let mut config = ThrottleConfig::new(section.bytes_per_s.0);
+    config.burst_bytes = section.burst.unwrap_or_default().0;
+    config.latency = Latency::Fixed { ns: section.latency_us.saturating_mul(1_000) };
+    config
+}

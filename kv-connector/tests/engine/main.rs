@@ -1,0 +1,6 @@
+//! The engine through its public interface.
+
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod round_trip;
