@@ -44,6 +44,10 @@
 
 #![deny(unsafe_code)]
 
+// Unit tests and integration tests share their helpers.
+#[cfg(test)]
+extern crate self as kv_tiers;
+
 #[expect(unsafe_code, reason = "hands out disjoint mutable slots of one mapping")]
 mod arena;
 pub mod conformance;

@@ -56,3 +56,22 @@ fn with_everything_on_disk() {
 fn with_everything_on_tmpfs() {
     check(on_tmpfs, IoMode::ALL);
 }
+
+#[test]
+fn with_nothing_registered_and_buffered() {
+    let mut allow = IoMode::default();
+    allow.ring = true;
+    check(on_disk, allow);
+}
+
+#[test]
+fn with_threads() {
+    let mut allow = IoMode::default();
+    allow.direct = true;
+    check(on_disk, allow);
+}
+
+#[test]
+fn with_threads_on_tmpfs() {
+    check(on_tmpfs, IoMode::default());
+}

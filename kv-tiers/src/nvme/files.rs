@@ -1,6 +1,8 @@
 //! The files of a store: made, opened, removed and measured.
 
 use std::{
+    collections::HashMap,
+    ffi::OsString,
     fs::{self, File, OpenOptions},
     io,
     os::{
@@ -79,10 +81,9 @@ impl SegmentFile {
     }
 
     #[cfg(test)]
-    pub(super) fn for_tests() -> Self {
-        let path = PathBuf::from("/dev/null");
-        let file = File::open(&path).unwrap();
-        Self { file, path, direct: false, registered: None }
+    pub(super) fn for_tests(path: &Path) -> Self {
+        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        Self { file, path: path.to_owned(), direct: false, registered: None }
     }
 }
 
@@ -167,7 +168,7 @@ fn make_at(
     Ok((file, sparse))
 }
 
-fn name_of(segment_id: u64) -> String {
+pub(super) fn name_of(segment_id: u64) -> String {
     format!("{PREFIX}{segment_id:016x}{SUFFIX}")
 }
 
@@ -263,8 +264,8 @@ pub(super) fn remove(path: &Path) -> Result<(), TierError> {
 }
 
 /// Bytes of everything in and under `directory`, itself included, as `du` counts them, or its length where that is
-/// more: a sparse file may fill up at any time.
-pub(super) fn measure(directory: &Path) -> Result<u64, TierError> {
+/// more: a sparse file may fill up at any time. `bounds` are what files (by name) may grow to without a further word.
+pub(super) fn measure(directory: &Path, bounds: &HashMap<OsString, u64>) -> Result<u64, TierError> {
     let metadata = fs::metadata(directory).map_err(failed("stat", directory, 0))?;
     let mut total = metadata.blocks() * 512;
     for entry in fs::read_dir(directory).map_err(failed("readdir", directory, 0))? {
@@ -272,9 +273,10 @@ pub(super) fn measure(directory: &Path) -> Result<u64, TierError> {
         // What vanishes meanwhile takes no space.
         let Ok(metadata) = entry.metadata() else { continue };
         total += if metadata.is_dir() {
-            measure(&entry.path()).unwrap_or(0)
+            measure(&entry.path(), &HashMap::new()).unwrap_or(0)
         } else {
-            (metadata.blocks() * 512).max(metadata.len().next_multiple_of(BLOCK))
+            let bound = bounds.get(&entry.file_name()).copied().unwrap_or(0);
+            (metadata.blocks() * 512).max(metadata.len().next_multiple_of(BLOCK)).max(bound)
         };
     }
     Ok(total)

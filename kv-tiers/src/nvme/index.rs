@@ -56,6 +56,8 @@ struct SlotInfo {
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) file: Arc<SegmentFile>,
+    /// The file before a change of the way of I/O: requests may still name its place in the ring's table.
+    former_file: Option<Arc<SegmentFile>>,
     pub(super) geometry: Geometry,
     slots: Vec<SlotInfo>,
     pub(super) live: u32,
@@ -70,6 +72,16 @@ impl Segment {
             let at_rest = matches!(slot.state, State::Free | State::Live(_) | State::Quarantined);
             at_rest && slot.readers == 0
         })
+    }
+
+    /// Uses another opening of the same file from now on.
+    pub(super) fn replace_file(&mut self, file: Arc<SegmentFile>) {
+        self.former_file = Some(std::mem::replace(&mut self.file, file));
+    }
+
+    /// All openings of its file.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Arc<SegmentFile>> {
+        [&self.file].into_iter().chain(&self.former_file)
     }
 
     /// Its readable chunks.
@@ -89,7 +101,7 @@ pub(super) struct Class {
     pub(super) order: LinkedHashSet<Digest>,
     free: Vec<Place>,
     pub(super) segments: usize,
-    /// Slots that will become free.
+    /// Slots being wiped. Those whose reads still run do not count: a read can take for ever.
     pub(super) leaving: usize,
 }
 
@@ -168,7 +180,8 @@ impl Index {
         let class = self.classes.entry(geometry.record_bytes).or_default();
         class.segments += 1;
         class.free.extend((0..geometry.slots).rev().map(|slot| Place { segment: id, slot }));
-        let segment = Segment { file: Arc::new(file), geometry, slots, live: 0, last_used };
+        let file = Arc::new(file);
+        let segment = Segment { file, former_file: None, geometry, slots, live: 0, last_used };
         self.segments.insert(id, segment);
     }
 
@@ -281,7 +294,7 @@ impl Index {
         if slot.readers > 0 || slot.state != State::Doomed {
             return None;
         }
-        slot.state = State::Wiping;
+        self.begin_wipe(place);
         Some(place)
     }
 
@@ -295,13 +308,12 @@ impl Index {
     /// Makes a chunk unreadable. `None`: not held.
     pub(super) fn doom(&mut self, digest: Digest) -> Option<Doomed> {
         let entry = self.forget(digest)?;
-        let readers = self.slot_mut(entry.place)?.readers;
-        self.begin_wipe(entry.place);
-        if readers == 0 {
-            return Some(Doomed::Wipe(entry.place));
+        if self.slot_mut(entry.place)?.readers > 0 {
+            self.set_state(entry.place, State::Doomed);
+            return Some(Doomed::Later);
         }
-        self.set_state(entry.place, State::Doomed);
-        Some(Doomed::Later)
+        self.begin_wipe(entry.place);
+        Some(Doomed::Wipe(entry.place))
     }
 
     /// Makes the chunk in this slot unreadable and never uses the slot again. The chunk, if it was still readable.
@@ -313,7 +325,6 @@ impl Index {
                 Some(digest)
             }
             State::Doomed => {
-                self.add_leaving(place, -1);
                 self.set_state(place, State::Quarantined);
                 None
             }

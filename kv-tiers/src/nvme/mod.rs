@@ -5,8 +5,12 @@
 mod backend;
 mod config;
 mod evict;
+#[cfg(test)]
+mod fault_tests;
 mod files;
 mod index;
+#[cfg(test)]
+mod index_tests;
 mod jobs;
 mod lock;
 mod open;

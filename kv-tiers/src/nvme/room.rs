@@ -1,6 +1,6 @@
 //! Room for a record: a free slot, a new segment under the cap, or the place of something colder.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{collections::HashMap, ffi::OsString, path::PathBuf, sync::Arc};
 
 use kv_chunk::HEADER_BYTES;
 
@@ -12,7 +12,7 @@ use crate::{
         config::SEGMENTS_MAX,
         evict::{self, Dropped},
         files,
-        index::Place,
+        index::{Place, Segment},
         segment::{BLOCK, Geometry},
     },
 };
@@ -82,9 +82,16 @@ impl Space {
         self.full = false;
     }
 
-    /// Counts again what is in the directory; `reserved` is what the segments may still take beyond their lengths.
-    pub(super) fn measure(&mut self, reserved: u64) -> Result<(), TierError> {
-        self.used_bytes = files::measure(&self.directory)? + reserved;
+    /// Counts again what is in the directory, the segments with what they may take.
+    fn measure<'a>(
+        &mut self,
+        segments: impl Iterator<Item = &'a Segment>,
+    ) -> Result<(), TierError> {
+        let bound = |segment: &Segment| {
+            let geometry = segment.geometry;
+            (OsString::from(files::name_of(geometry.segment_id)), geometry.bound_bytes())
+        };
+        self.used_bytes = files::measure(&self.directory, &segments.map(bound).collect())?;
         Ok(())
     }
 
@@ -97,10 +104,7 @@ impl Space {
             record_bytes,
             slots: u32::try_from(slots).unwrap_or(u32::MAX),
         };
-        let fits = |slots: u64| {
-            let geometry = geometry(slots);
-            geometry.file_bytes() + geometry.overhead_bytes() <= free
-        };
+        let fits = |slots: u64| geometry(slots).bound_bytes() <= free;
         let wanted = (self.segment_bytes.saturating_sub(BLOCK) / record_bytes).max(1);
         let mut slots = wanted.min(free / record_bytes);
         // The bookkeeping is a small part: few steps lead to what fits.
@@ -185,9 +189,9 @@ impl NvmeTier {
     }
 
     /// Gives the space of a segment back; its chunks are no longer indexed.
-    pub(super) fn discard(&mut self, segment: crate::nvme::index::Segment) {
+    pub(super) fn discard(&mut self, segment: Segment) {
         if let Some(backend) = &mut self.backend {
-            backend.remove_file(&segment.file);
+            segment.files().for_each(|file| backend.remove_file(file));
         }
         if let Err(error) = files::remove(segment.file.path()) {
             tracing::warn!(tier = self.config.name, %error, "a segment file stays and counts");
@@ -206,9 +210,7 @@ impl NvmeTier {
     }
 
     pub(super) fn measure_space(&mut self) {
-        let overhead = self.index.segments().map(|segment| segment.geometry.overhead_bytes());
-        let reserved = overhead.sum();
-        if let Err(error) = self.space.measure(reserved) {
+        if let Err(error) = self.space.measure(self.index.segments()) {
             // Nothing is known about the space: nothing may be taken.
             tracing::warn!(tier = self.config.name, %error, "the directory cannot be measured");
             self.space.used_bytes = self.space.used_bytes.max(self.config.capacity_bytes);
@@ -237,7 +239,9 @@ impl NvmeTier {
         if let Some(errno) = made.sparse {
             self.note_fallback("reserved space", &format!("fallocate: {errno}; files are sparse"));
         }
-        if let Some(backend) = &mut self.backend {
+        if self.stats.io_mode.registered_files
+            && let Some(backend) = &mut self.backend
+        {
             backend.add_file(&mut made.file);
         }
         self.index.add_segment(made.file, geometry);
@@ -259,12 +263,12 @@ impl NvmeTier {
     pub(super) fn fall_back_to_buffered(&mut self, ended: &Ended) -> bool {
         if self.stats.io_mode.direct {
             self.stats.io_mode.direct = false;
+            self.stats.io_mode.registered_files = false;
             let path = ended.transfer.file.path().display();
             self.note_fallback("O_DIRECT", &format!("EINVAL at run time on {path}"));
             for segment in self.index.segments_mut() {
-                // The old file stays in the ring's table: requests that are queued may still name its place.
                 match segment.file.reopen_buffered() {
-                    Ok(file) => segment.file = std::sync::Arc::new(file),
+                    Ok(file) => segment.replace_file(Arc::new(file)),
                     Err(error) => tracing::warn!(%error, "a segment stays direct"),
                 }
             }

@@ -76,11 +76,11 @@ impl Geometry {
         BLOCK + self.record_bytes * u64::from(slot)
     }
 
-    /// Most bytes that a file system was seen to keep about the file: block pointers of its extents. Slots are written
-    /// in any order, so each can need two extents, and a tree's leaves can be half full.
-    pub(super) fn overhead_bytes(&self) -> u64 {
+    /// Most bytes that the file is counted with. A file system also counts the blocks that list the file's extents:
+    /// slots are written in any order, so each can need two extents, and the lists can be half full.
+    pub(super) fn bound_bytes(&self) -> u64 {
         let extents = 2 * u64::from(self.slots) + self.file_bytes() / (128 << 20) + 8;
-        BLOCK * (2 + extents / 170)
+        self.file_bytes() + BLOCK * (2 + extents / 170)
     }
 
     /// The header block.

@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_never_read_into() {
-        let file = Arc::new(SegmentFile::for_tests());
+        let file = Arc::new(SegmentFile::for_tests(std::path::Path::new("/dev/null")));
         let run = run(4096);
         let mut read = Transfer::one(0, Direction::Read, Arc::clone(&file), Memory::Zeros, run);
         assert!(!read.is_sound());
