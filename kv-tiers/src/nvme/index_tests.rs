@@ -100,16 +100,7 @@ impl World {
                 self.reads.extend(entry.map(|entry| (entry.place, chunk)));
             }
             Step::EndRead => self.end_read(),
-            Step::LoseRead => {
-                let Some((place, chunk)) = self.reads.last().copied() else { return };
-                let was_held = self.held.get(&chunk) == Some(&place);
-                assert_eq!(self.index.lose(place), was_held.then_some(digest(chunk)));
-                if was_held {
-                    self.held.remove(&chunk);
-                }
-                self.quarantined.insert(place);
-                self.end_read();
-            }
+            Step::LoseRead => self.lose_read(),
             Step::Remove(chunk) => {
                 let doomed = self.index.doom(digest(chunk));
                 assert_eq!(doomed.is_some(), self.held.remove(&chunk).is_some());
@@ -130,22 +121,34 @@ impl World {
                 self.wipes.extend(&dropped.wipes);
                 self.forget(&dropped.digests);
             }
-            Step::TakeSegment(second) => {
-                let mut dropped = Dropped::default();
-                let index = &mut self.index;
-                let taken =
-                    take_coldest_segment(index, class(second), None, &Unguarded, &mut dropped);
-                let Some(segment) = taken else { return };
-                self.forget(&dropped.digests);
-                let id = segment.geometry.segment_id;
-                let of_it = |place: &Place| place.segment == id;
-                assert!(!self.reads.iter().any(|(place, _)| of_it(place)));
-                assert!(!self.writes.iter().any(|(place, _)| of_it(place)));
-                assert!(!self.wipes.iter().any(of_it));
-                self.quarantined.retain(|place| !of_it(place));
-                self.add_segment(class(second));
-            }
+            Step::TakeSegment(second) => self.take_segment(class(second)),
         }
+    }
+
+    fn lose_read(&mut self) {
+        let Some((place, chunk)) = self.reads.last().copied() else { return };
+        let was_held = self.held.get(&chunk) == Some(&place);
+        assert_eq!(self.index.lose(place), was_held.then_some(digest(chunk)));
+        if was_held {
+            self.held.remove(&chunk);
+        }
+        self.quarantined.insert(place);
+        self.end_read();
+    }
+
+    fn take_segment(&mut self, record_bytes: u64) {
+        let mut dropped = Dropped::default();
+        let index = &mut self.index;
+        let taken = take_coldest_segment(index, record_bytes, None, &Unguarded, &mut dropped);
+        let Some(segment) = taken else { return };
+        self.forget(&dropped.digests);
+        let id = segment.geometry.segment_id;
+        let of_it = |place: &Place| place.segment == id;
+        assert!(!self.reads.iter().any(|(place, _)| of_it(place)));
+        assert!(!self.writes.iter().any(|(place, _)| of_it(place)));
+        assert!(!self.wipes.iter().any(of_it));
+        self.quarantined.retain(|place| !of_it(place));
+        self.add_segment(record_bytes);
     }
 
     fn end_read(&mut self) {
