@@ -59,7 +59,7 @@ pub(crate) fn crates_with_loom(packages: Vec<Package>) -> Vec<String> {
 /// If they fail, or if there are none: a crate that depends on loom and tests nothing with it has lost its tests.
 pub(crate) fn explore(package: &str) -> Result<(Tally, f64)> {
     println!("loom: {package}, at most {} preemptions", preemptions());
-    // --cfg loom changes every dependency, hence the directory; debug assertions stay on because loom needs them.
+    // --cfg loom changes every dependency, hence the directory.
     let finished = run::logged(
         &format!("loom {package}"),
         run::cargo()
@@ -73,7 +73,7 @@ pub(crate) fn explore(package: &str) -> Result<(Tally, f64)> {
                 package,
             ])
             .args(["loom", "--", "--show-output"])
-            .env("RUSTFLAGS", "--cfg loom -C debug-assertions")
+            .env("RUSTFLAGS", "--cfg loom")
             .env("LOOM_MAX_PREEMPTIONS", preemptions()),
     )?;
     let tally = Tally::read(&finished.log);

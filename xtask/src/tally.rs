@@ -7,9 +7,9 @@ use std::ops::AddAssign;
 pub(crate) struct Tally {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// One `<what>: <why>` for each thing that a test could not do on this machine.
+    /// One `<what>: <why> (<test>)` for each thing that a test could not do on this machine.
     pub(crate) skips: Vec<String>,
-    /// Names of the tests that passed.
+    /// The tests that passed, each with its program: `tests/memory.rs a_full_tier_evicts`.
     pub(crate) names: Vec<String>,
 }
 
@@ -17,22 +17,27 @@ impl Tally {
     /// Reads the output of `cargo test -- --show-output`.
     pub(crate) fn read(log: &str) -> Self {
         let mut tally = Self::default();
+        let (mut program, mut test) = ("", "");
         for line in log.lines() {
-            if let Some((passed, failed)) = result_line(line) {
+            if let Some(running) = line.trim_start().strip_prefix("Running ") {
+                program = running.split(" (").next().unwrap_or_default();
+            } else if let Some(crate_name) = line.trim_start().strip_prefix("Doc-tests ") {
+                program = crate_name;
+            } else if let Some((passed, failed)) = result_line(line) {
                 tally.passed += passed;
                 tally.failed += failed;
+            } else if let Some(header) = output_header(line) {
+                test = header;
             } else if let Some(skip) = line.trim_start().strip_prefix("SKIP ") {
-                tally.skips.push(skip.trim_end().to_owned());
-            } else if let Some(name) =
-                line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... ok"))
-            {
-                tally.names.push(name.to_owned());
+                tally.skips.push(format!("{} ({program} {test})", skip.trim_end()));
+            } else if let Some(name) = passed_line(line) {
+                tally.names.push(format!("{program} {name}"));
             }
         }
         tally
     }
 
-    /// How many tests with `word` in their names passed.
+    /// How many tests with `word` in their names, or in their programs' names, passed.
     pub(crate) fn named(&self, word: &str) -> usize {
         self.names.iter().filter(|name| name.contains(word)).count()
     }
@@ -45,6 +50,16 @@ impl AddAssign for Tally {
         self.skips.extend(other.skips);
         self.names.extend(other.names);
     }
+}
+
+/// `test a::b ... ok`
+fn passed_line(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... ok")
+}
+
+/// `---- a::b stdout ----`
+fn output_header(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
 /// `test result: ok. 12 passed; 0 failed; 0 ignored; ...`
@@ -61,29 +76,43 @@ mod tests {
     use super::*;
 
     const LOG: &str = "
+     Running unittests src/lib.rs (target/debug/deps/kv_a-0123)
 running 2 tests
 test a::conformance_memory ... ok
 test b ... FAILED
 test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+     Running tests/conformance.rs (target/debug/deps/conformance-4567)
+running 1 test
+test c ... ok
+
+successes:
+
 ---- c stdout ----
 SKIP io_uring: denied by seccomp
-test c ... ok
+
 test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.10s
 ";
 
     #[test]
-    fn counts_every_test_program_and_lists_skips() {
+    fn counts_every_test_program() {
         let tally = Tally::read(LOG);
         assert_eq!((tally.passed, tally.failed), (2, 1));
-        assert_eq!(tally.skips, ["io_uring: denied by seccomp"]);
-        assert_eq!(tally.named("conformance"), 1);
+        let names = ["unittests src/lib.rs a::conformance_memory", "tests/conformance.rs c"];
+        assert_eq!(tally.names, names);
+        assert_eq!(tally.named("conformance"), 2);
+    }
+
+    #[test]
+    fn a_skip_is_listed_with_the_test_that_skipped() {
+        assert_eq!(
+            Tally::read(LOG).skips,
+            ["io_uring: denied by seccomp (tests/conformance.rs c)"]
+        );
     }
 
     #[test]
     fn a_line_that_only_looks_like_a_result_counts_nothing() {
-        assert_eq!(
-            Tally::read("test result: soon\nresult: ok. 3 passed; 0 failed\n"),
-            Tally::default()
-        );
+        let log = "test result: soon\nresult: ok. 3 passed; 0 failed\n";
+        assert_eq!(Tally::read(log), Tally::default());
     }
 }
