@@ -27,16 +27,28 @@ impl Ledger {
                 self.note(actor.apply(pool, Operation::Complete(0)));
             }
         }
-        let mut actor = Actor::default();
-        for tier in (0..pool.config().tiers).map(TierId).cycle() {
-            if pool.unclaimed() == 0 {
-                break;
-            }
-            self.note(actor.apply(pool, Operation::Claim(tier, Split::InTail)));
-            self.note(actor.apply(pool, Operation::Complete(0)));
+        for tier in (0..pool.config().tiers).rev().map(TierId) {
+            self.drain(pool, tier);
         }
         assert!(pool.is_finished(), "a chunk was lost: {pool:?} {:#?}", self.events);
         self.judge(pool, specs);
+    }
+
+    /// Claims and completes all that is left for the tier.
+    fn drain(&mut self, pool: &StepPool, tier: TierId) {
+        let mut actor = Actor::default();
+        loop {
+            self.note(actor.apply(pool, Operation::Claim(tier, Split::InTail)));
+            if actor.holds() == 0 {
+                break;
+            }
+            self.note(actor.apply(pool, Operation::Complete(0)));
+        }
+        for chunk in 0..u32::try_from(pool.len()).expect("a pool numbers its chunks") {
+            let theirs = pool.remaining_tiers(chunk).is_some_and(|tiers| tiers.contains(tier));
+            let waiting = pool.status(chunk) == Some(ChunkStatus::Waiting);
+            assert!(!(theirs && waiting), "{tier} does not find chunk {chunk}: {:#?}", self.events);
+        }
     }
 
     fn judge(&self, pool: &StepPool, specs: &[ChunkSpec]) {

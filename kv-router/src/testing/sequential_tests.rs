@@ -64,7 +64,7 @@ fn runs() -> impl Strategy<Value = (Vec<ChunkSpec>, PoolConfig, Vec<Operation>, 
 /// Answers everything that is held and claims everything that is left; the oracle, which has seen
 /// it all, says whether the step may be unfinished then.
 fn drain(pool: &StepPool, oracle: &mut Oracle, actor: &mut Actor) {
-    for tier in (0..pool.config().tiers).map(TierId).cycle() {
+    for tier in (0..pool.config().tiers).map(TierId).cycle().take(10_000) {
         while let Some(event) = actor.apply(pool, Operation::Complete(0)) {
             oracle.check(pool, event);
         }
