@@ -66,7 +66,7 @@ pub(crate) fn explore(package: &str) -> Result<(Tally, f64)> {
             .args([
                 "test",
                 "--locked",
-                "--release",
+                "--profile=loom",
                 "--lib",
                 "--target-dir=target/loom",
                 "--package",
