@@ -30,6 +30,9 @@ impl Ledger {
         for tier in (0..pool.config().tiers).rev().map(TierId) {
             self.drain(pool, tier);
         }
+        if self.events.iter().any(|event| matches!(event, Event::Dropped)) {
+            self.note(Actor::default().apply(pool, Operation::Cancel));
+        }
         assert!(pool.is_finished(), "a chunk was lost: {pool:?} {:#?}", self.events);
         self.judge(pool, specs);
     }

@@ -8,7 +8,7 @@ use super::ledger::Ledger;
 use super::{Actor, Operation, chunk, config};
 use crate::{ChunkSpec, Failure, PoolConfig, Split, StepPool, Tail, TierId, TierMask};
 
-use Operation::{Cancel, Complete, Duplicate, Expire, Fail, Mask, PutBack, Reread};
+use Operation::{Cancel, Complete, Drop, Duplicate, Expire, Fail, Mask, PutBack, Reread};
 
 const A: TierId = TierId(0);
 const B: TierId = TierId(1);
@@ -173,6 +173,26 @@ fn loom_duplicates_of_both_tiers() {
 fn loom_cancel_against_duplicate() {
     let second = script![Duplicate(B), Complete(0)];
     explore(step![both(1)], tail(Tail::Duplicate), script![claim(A)], script![Cancel], second);
+}
+
+#[test]
+fn loom_dropped_claim_against_its_duplicate() {
+    let second = script![Duplicate(B), Complete(0), claim(B)];
+    explore(step![both(1)], tail(Tail::Duplicate), script![claim(A)], script![Drop(0)], second);
+}
+
+#[test]
+fn loom_step_is_dropped_while_a_read_completes() {
+    loom::model(|| {
+        let pool = Arc::new(StepPool::new(&[both(1)], &config(2, 1)).expect("a valid step"));
+        let claim = pool.claim(A).expect("it is unclaimed");
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.complete(claim));
+        let unanswered = pool.claim(B);
+        drop(pool);
+        drop(unanswered);
+        let _ = thread.join().expect("it did not panic");
+    });
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub(crate) enum Operation {
     Expire(usize),
     PutBack(usize),
     Reread(usize),
+    /// Drops a claim without an answer.
+    Drop(usize),
     Mask(TierId),
     Cancel,
 }
@@ -77,6 +79,7 @@ pub(crate) enum Event {
     Expired(Read, Outcome),
     PutBack(Read, Outcome),
     Reread(Read, Outcome),
+    Dropped,
     Masked(TierId, Withdrawn),
     Cancelled(Withdrawn),
 }
@@ -116,6 +119,10 @@ impl Actor {
             Operation::Reread(n) => {
                 let claim = self.take(n)?;
                 Event::Reread(Read::of(&claim), pool.reread_whole(claim))
+            }
+            Operation::Drop(n) => {
+                drop(self.take(n)?);
+                Event::Dropped
             }
             Operation::Mask(tier) => Event::Masked(tier, pool.mask_tier(tier)),
             Operation::Cancel => Event::Cancelled(pool.cancel()),
@@ -164,15 +171,16 @@ impl Random {
     /// What one tier's thread does next: mostly claims and completions, with every kind of trouble.
     pub(crate) fn operation(&mut self, tier: TierId) -> Operation {
         let n = self.below(1 << 20);
-        match self.below(32) {
-            0..10 => Operation::Claim(tier, Split::InTail),
-            10..12 => Operation::Claim(tier, Split::Never),
-            12..16 => Operation::Duplicate(tier),
-            16..26 => Operation::Complete(n),
-            26 | 27 => Operation::Fail(n, Failure::ALL[n % Failure::ALL.len()]),
-            28 => Operation::Expire(n),
-            29 => Operation::PutBack(n),
-            _ => Operation::Reread(n),
+        match self.below(64) {
+            0..20 => Operation::Claim(tier, Split::InTail),
+            20..24 => Operation::Claim(tier, Split::Never),
+            24..32 => Operation::Duplicate(tier),
+            32..52 => Operation::Complete(n),
+            52..56 => Operation::Fail(n, Failure::ALL[n % Failure::ALL.len()]),
+            56 | 57 => Operation::Expire(n),
+            58 | 59 => Operation::PutBack(n),
+            60..63 => Operation::Reread(n),
+            _ => Operation::Drop(n),
         }
     }
 

@@ -120,6 +120,7 @@ impl Oracle {
             }
             Event::PutBack(read, outcome) => assert_eq!(outcome, self.put_back(read), "{read:?}"),
             Event::Reread(read, outcome) => assert_eq!(outcome, self.reread(read), "{read:?}"),
+            Event::Dropped => {}
             Event::Masked(tier, withdrawn) => {
                 self.gone = self.gone.with(tier);
                 let expected = self.withdraw(|chunk| {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::oracle::Oracle;
-use super::{Actor, Operation, chunk};
+use super::{Actor, Event, Operation, chunk};
 use crate::{ChunkSpec, Failure, PoolConfig, Split, StepPool, Tail, TierId, TierMask};
 
 fn specs(tiers: u8) -> impl Strategy<Value = Vec<ChunkSpec>> {
@@ -47,6 +47,7 @@ fn operations(tiers: u8) -> impl Strategy<Value = Vec<Operation>> {
         2 => n().prop_map(Operation::Expire),
         2 => n().prop_map(Operation::PutBack),
         1 => n().prop_map(Operation::Reread),
+        1 => n().prop_map(Operation::Drop),
     ];
     let rare = prop_oneof![
         40 => operation,
@@ -63,7 +64,7 @@ fn runs() -> impl Strategy<Value = (Vec<ChunkSpec>, PoolConfig, Vec<Operation>, 
 
 /// Answers everything that is held and claims everything that is left; the oracle, which has seen
 /// it all, says whether the step may be unfinished then.
-fn drain(pool: &StepPool, oracle: &mut Oracle, actor: &mut Actor) {
+fn drain(pool: &StepPool, oracle: &mut Oracle, actor: &mut Actor, dropped: bool) {
     for tier in (0..pool.config().tiers).map(TierId).cycle().take(10_000) {
         while let Some(event) = actor.apply(pool, Operation::Complete(0)) {
             oracle.check(pool, event);
@@ -73,6 +74,10 @@ fn drain(pool: &StepPool, oracle: &mut Oracle, actor: &mut Actor) {
         }
         let event = actor.apply(pool, Operation::Claim(tier, Split::InTail));
         oracle.check(pool, event.expect("a claim needs no claim"));
+    }
+    if dropped {
+        let event = actor.apply(pool, Operation::Cancel);
+        oracle.check(pool, event.expect("cancelling needs no claim"));
     }
     assert!(pool.is_finished(), "{pool:?}");
 }
@@ -84,9 +89,10 @@ proptest! {
     fn every_answer_is_the_oracles((specs, config, operations, cancel) in runs()) {
         let pool = StepPool::new(&specs, &config).expect("a valid step");
         let mut oracle = Oracle::new(&specs, &config);
-        let mut actor = Actor::default();
+        let (mut actor, mut dropped) = (Actor::default(), false);
         for operation in operations {
             if let Some(event) = actor.apply(&pool, operation) {
+                dropped |= matches!(event, Event::Dropped);
                 oracle.check(&pool, event);
             }
         }
@@ -94,7 +100,7 @@ proptest! {
             let event = actor.apply(&pool, Operation::Cancel).expect("cancelling needs no claim");
             oracle.check(&pool, event);
         }
-        drain(&pool, &mut oracle, &mut actor);
+        drain(&pool, &mut oracle, &mut actor, dropped);
         let report = pool.report();
         prop_assert_eq!(report.delivered + report.all_missed(), specs.len() as u64);
     }
