@@ -15,7 +15,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use kv_tiers::{IoMode, NvmeConfig, Tier};
+use kv_tiers::{ErrorKind, IoMode, NvmeConfig, Tier};
 use nvme_support::{Driver, KIB, MIB, on_disk, on_tmpfs, segments};
 use tempfile::TempDir;
 
@@ -269,6 +269,36 @@ fn io_uring_denied_means_threads() {
     run_child("io_uring_denied_means_threads", directory.path(), |program| {
         let mut command = Command::new("python3");
         command.args(["-c", DENY_RING]).arg(program);
+        command
+    });
+}
+
+#[test]
+fn a_full_file_system_recycles_what_is_ours() {
+    if let Some(directory) = env::var_os(CHILD) {
+        // 8 MiB of file system below a cap of 128 MiB.
+        let mut config = config(Path::new(&directory), IoMode::ALL);
+        config.segment_bytes = Some(2 * MIB + 64 * KIB);
+        let mut driver = Driver::open(config);
+        for number in 0..20 {
+            driver.write(number, MIB);
+            driver.check(number, MIB);
+        }
+        let held = driver.held(0..20);
+        assert!((3..8).contains(&held.len()), "{held:?}");
+        held.into_iter().for_each(|number| driver.check(number, MIB));
+        driver.write(50, MIB / 2);
+        driver.check(50, MIB / 2);
+        let error = driver.try_write(60, 4 * MIB).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        assert!(!driver.holds(60) && driver.tier.stats().chunks > 0);
+        return;
+    }
+    let directory = on_disk();
+    run_child("a_full_file_system_recycles_what_is_ours", directory.path(), |program| {
+        let mount = "mount -t tmpfs -o size=8m none \"$KV_TIERS_NVME_CHILD\" && exec \"$0\" \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["-rm", "sh", "-c", mount]).arg(program);
         command
     });
 }

@@ -187,6 +187,40 @@ fn a_removed_chunk_stays_away_after_a_restart() {
     assert_eq!(driver.held(0..4), [0, 1, 3]);
 }
 
+/// Set in a child process: the directory it shall use.
+const CHILD: &str = "KV_TIERS_NVME_CHILD";
+
+#[test]
+fn what_a_killed_process_left_is_whole_or_not_there() {
+    if let Some(directory) = std::env::var_os(CHILD) {
+        let mut driver = Driver::open(small(Path::new(&directory)));
+        for number in 0.. {
+            driver.submit_write(number, MIB);
+            driver.poll(&kv_tiers::Unguarded);
+        }
+    }
+    let directory = on_disk();
+    for _ in 0..5 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "what_a_killed_process_left_is_whole_or_not_there"])
+            .env(CHILD, directory.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut driver = Driver::open(small(directory.path()));
+        let mut held = Vec::new();
+        driver.tier.list(&mut |digest, _| held.push(digest));
+        let numbers = (0..100_000).filter(|&number| held.contains(&digest(number)));
+        let numbers: Vec<u32> = numbers.take(held.len()).collect();
+        assert_eq!(numbers.len(), held.len(), "a chunk that nobody wrote");
+        numbers.into_iter().for_each(|number| driver.check(number, MIB));
+        assert!(du(directory.path()) <= 9 * MIB);
+    }
+}
+
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/nvme-v1")
 }

@@ -131,6 +131,18 @@ fn files_of_others_count_and_stay() {
     });
 }
 
+#[test]
+fn nothing_is_given_up_for_a_record_that_cannot_fit() {
+    let directory = on_disk();
+    std::fs::write(directory.path().join("notes.bin"), vec![7; 5 << 20]).unwrap();
+    let mut driver = Driver::open(small(&directory));
+    (0..3).for_each(|number| driver.write(number, MIB));
+    let error = driver.try_write(9, 4 * MIB).unwrap_err();
+    assert!(matches!(error, TierError::NoSpace { .. }), "{error}");
+    assert_eq!(driver.held(0..3).len(), 3);
+    assert!(driver.evicted.is_empty());
+}
+
 struct Refuses<F: Fn(u32) -> bool>(F);
 
 impl<F: Fn(u32) -> bool> EvictionGuard for Refuses<F> {

@@ -9,7 +9,7 @@ use crate::{IoMode, TierError};
 /// Fewest bytes of a cap: below, the bookkeeping of a file system would eat it.
 const CAPACITY_BYTES_MIN: u64 = 1 << 20;
 /// Most segment files of a store: each is an open file.
-pub(super) const SEGMENTS_MAX: u64 = 4096;
+pub(super) const SEGMENTS_MAX: usize = 4096;
 
 /// Configuration of an [`NvmeTier`](crate::NvmeTier).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl NvmeConfig {
         if self.segment_bytes == Some(0) {
             return fail("segment_bytes", "0 bytes".into(), "leave it out for the default");
         }
-        if self.capacity_bytes / self.segment_bytes() > SEGMENTS_MAX {
+        if self.capacity_bytes / self.segment_bytes() > SEGMENTS_MAX as u64 {
             let problem = format!("more than {SEGMENTS_MAX} segment files within the cap");
             return fail("segment_bytes", problem, "use larger segments");
         }

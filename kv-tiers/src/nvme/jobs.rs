@@ -211,8 +211,8 @@ impl NvmeTier {
     ) {
         let Transfer { file, memory, runs, .. } = &ended.transfer;
         if !file.direct() {
-            let bytes = runs.iter().map(|run| (run.file_offset, run.bytes as u64));
-            bytes.for_each(|(offset, bytes)| file.forget_cached(offset, bytes));
+            let moved = runs.iter().filter(|run| run.bytes > 0);
+            moved.for_each(|run| file.forget_cached(run.file_offset, run.bytes as u64));
         }
         debug_assert!(matches!(memory, Memory::Slot(_)), "reads of chunks land in slots");
         let result = match ended.failure {

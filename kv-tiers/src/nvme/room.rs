@@ -11,7 +11,7 @@ use crate::{
         backend::Ended,
         config::SEGMENTS_MAX,
         evict::{self, Dropped},
-        files,
+        files::{self, Made},
         index::{Place, Segment},
         segment::{BLOCK, Geometry},
     },
@@ -41,8 +41,8 @@ pub(super) struct Space {
     used_bytes: u64,
     /// Slots about to become free that writes of this pass wait for, by class.
     promised: HashMap<u64, usize>,
-    /// The file system refused to grow in this pass.
-    full: bool,
+    /// The last try to make a segment failed.
+    is_growth_refused: bool,
 }
 
 impl Space {
@@ -59,7 +59,7 @@ impl Space {
             store_uuid,
             used_bytes: 0,
             promised: HashMap::new(),
-            full: false,
+            is_growth_refused: false,
         }
     }
 
@@ -79,7 +79,6 @@ impl Space {
 
     pub(super) fn begin_pass(&mut self) {
         self.promised.clear();
-        self.full = false;
     }
 
     /// Counts again what is in the directory, the segments with what they may take.
@@ -93,6 +92,18 @@ impl Space {
         };
         self.used_bytes = files::measure(&self.directory, &segments.map(bound).collect())?;
         Ok(())
+    }
+
+    /// Whether a record fits when all our segments are gone.
+    fn could_hold<'a>(
+        &self,
+        record_bytes: u64,
+        segments: impl Iterator<Item = &'a Segment>,
+    ) -> bool {
+        let ours = segments.map(|segment| segment.geometry.bound_bytes()).sum();
+        let foreign = self.used_bytes.saturating_sub(ours);
+        let smallest = Geometry { segment_id: 0, store_uuid: [0; 16], record_bytes, slots: 1 };
+        foreign + DIRECTORY_GROWTH_BYTES + smallest.bound_bytes() <= self.capacity_bytes
     }
 
     /// The largest segment of this class that fits below the cap now.
@@ -134,10 +145,9 @@ impl NvmeTier {
                     None => break,
                 },
                 Ok(false) => {}
-                Err(error) => {
-                    self.space.full = true;
-                    refused = Some(error);
-                }
+                // Once a full file system is helped by giving up something of ours; others may fill it again.
+                Err(_) if refused.is_some() => break,
+                Err(error) => refused = Some(error),
             }
             if self.is_promised(record_bytes) {
                 return Room::Later;
@@ -146,9 +156,9 @@ impl NvmeTier {
             let took = self.make_room(record_bytes, guard, &mut dropped);
             self.settle_dropped(dropped, completions);
             match took {
-                Made::Segment => {}
-                Made::Slot if self.is_promised(record_bytes) => return Room::Later,
-                Made::Slot | Made::Nothing => break,
+                Took::Segment => {}
+                Took::Slot if self.is_promised(record_bytes) => return Room::Later,
+                Took::Slot | Took::Nothing => break,
             }
         }
         Room::Never(refused.unwrap_or(TierError::NoSpace {
@@ -171,7 +181,7 @@ impl NvmeTier {
         record_bytes: u64,
         guard: &dyn EvictionGuard,
         dropped: &mut Dropped,
-    ) -> Made {
+    ) -> Took {
         // A segment that nobody used since our own coldest chunk was used is worth less than that chunk.
         let own = evict::coldest_tick(&self.index, record_bytes);
         let index = &mut self.index;
@@ -179,13 +189,17 @@ impl NvmeTier {
             own.and_then(|_| evict::take_coldest_segment(index, record_bytes, own, guard, dropped));
         if taken.is_none() {
             if evict::drop_coldest_chunk(index, record_bytes, guard, dropped) {
-                return Made::Slot;
+                return Took::Slot;
+            }
+            // What is not ours may leave too little: then nothing is given up for nothing.
+            if !self.space.could_hold(record_bytes, index.segments()) {
+                return Took::Nothing;
             }
             taken = evict::take_coldest_segment(index, record_bytes, None, guard, dropped);
         }
-        let Some(segment) = taken else { return Made::Nothing };
+        let Some(segment) = taken else { return Took::Nothing };
         self.discard(segment);
-        Made::Segment
+        Took::Segment
     }
 
     /// Gives the space of a segment back; its chunks are no longer indexed.
@@ -195,6 +209,7 @@ impl NvmeTier {
         }
         if let Err(error) = files::remove(segment.file.path()) {
             tracing::warn!(tier = self.config.name, %error, "a segment file stays and counts");
+            self.index.reserve_ids_to(segment.geometry.segment_id);
         }
         drop(segment);
         self.measure_space();
@@ -220,22 +235,14 @@ impl NvmeTier {
     /// Adds a segment of this class if one fits below the cap. False: none fits.
     fn grow(&mut self, record_bytes: u64) -> Result<bool, TierError> {
         let id = self.index.next_segment_id();
-        let may = !self.space.full && (self.index.segments().count() as u64) < SEGMENTS_MAX;
+        let may = self.index.segments().count() < SEGMENTS_MAX;
         // A quick look first: measuring reads the directory.
         if !may || self.space.next_segment(id, record_bytes).is_none() {
             return Ok(false);
         }
         self.measure_space();
         let Some(geometry) = self.space.next_segment(id, record_bytes) else { return Ok(false) };
-        let direct = self.stats.io_mode.direct;
-        let made = files::make(&self.config.directory, &geometry, direct);
-        let mut made = match made {
-            Ok(made) => made,
-            Err(error) => {
-                tracing::warn!(tier = self.config.name, %error, "no new segment");
-                return Err(error);
-            }
-        };
+        let mut made = self.make_segment(&geometry)?;
         if let Some(errno) = made.sparse {
             self.note_fallback("reserved space", &format!("fallocate: {errno}; files are sparse"));
         }
@@ -249,6 +256,27 @@ impl NvmeTier {
         Ok(true)
     }
 
+    fn make_segment(&mut self, geometry: &Geometry) -> Result<Made, TierError> {
+        let directory = &self.config.directory;
+        let mut made = files::make(directory, geometry, self.stats.io_mode.direct);
+        if let Err(TierError::Io { errno: libc::EINVAL, context, .. }) = &made
+            && self.stats.io_mode.direct
+        {
+            let cause = context.to_string();
+            self.use_page_cache(&cause);
+            made = files::make(&self.config.directory, geometry, false);
+        }
+        let failed = made.is_err();
+        if let Err(error) = &made
+            && !self.space.is_growth_refused
+        {
+            // Said once, until it works again: every write asks.
+            tracing::warn!(tier = self.config.name, %error, "no new segment");
+        }
+        self.space.is_growth_refused = failed;
+        made
+    }
+
     /// Says once what is not used, and why.
     pub(super) fn note_fallback(&mut self, what: &str, cause: &str) {
         let line = format!("{what} not used: {cause}");
@@ -258,28 +286,31 @@ impl NvmeTier {
         }
     }
 
-    /// After the first direct request that is refused at run time: all files go through the page cache from now on.
-    /// False if the file of this transfer cannot be opened that way.
+    /// After a direct request that was refused at run time. False if the file of this transfer cannot be used otherwise.
     pub(super) fn fall_back_to_buffered(&mut self, ended: &Ended) -> bool {
+        let path = ended.transfer.file.path();
         if self.stats.io_mode.direct {
-            self.stats.io_mode.direct = false;
-            self.stats.io_mode.registered_files = false;
-            let path = ended.transfer.file.path().display();
-            self.note_fallback("O_DIRECT", &format!("EINVAL at run time on {path}"));
-            for segment in self.index.segments_mut() {
-                match segment.file.reopen_buffered() {
-                    Ok(file) => segment.replace_file(Arc::new(file)),
-                    Err(error) => tracing::warn!(%error, "a segment stays direct"),
-                }
+            self.use_page_cache(&path.display().to_string());
+        }
+        self.index.segments().any(|segment| segment.file.path() == path && !segment.file.direct())
+    }
+
+    /// All files go through the page cache from now on.
+    fn use_page_cache(&mut self, cause: &str) {
+        self.stats.io_mode.direct = false;
+        self.stats.io_mode.registered_files = false;
+        self.note_fallback("O_DIRECT", &format!("EINVAL at run time: {cause}"));
+        for segment in self.index.segments_mut() {
+            match segment.file.reopen_buffered() {
+                Ok(file) => segment.replace_file(Arc::new(file)),
+                Err(error) => tracing::warn!(%error, "a segment stays direct"),
             }
         }
-        let path = ended.transfer.file.path();
-        self.index.segments().any(|segment| segment.file.path() == path && !segment.file.direct())
     }
 }
 
 /// What making room brought.
-enum Made {
+enum Took {
     Slot,
     Segment,
     Nothing,
