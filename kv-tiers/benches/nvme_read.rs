@@ -5,7 +5,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 #![expect(clippy::print_stdout, reason = "figures are printed")]
-#![expect(missing_docs, reason = "the macro makes a public function")]
 
 #[path = "../tests/nvme_support/mod.rs"]
 mod nvme_support;

@@ -83,14 +83,16 @@ fn a_later_segment_version_is_left_alone_and_counts() {
     let newer = segments(directory.path()).pop().unwrap();
     edit(&newer).write_all_at(&[9], 8).unwrap();
     let before = fs::read(&newer).unwrap();
-    let mut driver = Driver::open(small(directory.path()));
+    // Room for one segment more: it may not take the name of the one that is left alone.
+    let mut config = small(directory.path());
+    config.capacity_bytes = 14 * MIB;
+    let mut driver = Driver::open(config);
     assert_eq!(driver.tier.detail().left_alone_files, 1);
     assert_eq!(driver.held(0..8), [0, 1, 2, 3]);
     for number in 10..20 {
         driver.write(number, MIB);
-        assert!(du(directory.path()) <= 9 * MIB);
+        assert!(du(directory.path()) <= 14 * MIB);
     }
-    // Another size makes new files: none may take the name of the one that is left alone.
     driver.write(30, 2 * MIB);
     assert!(fs::read(&newer).unwrap() == before, "it was touched");
 }
