@@ -38,6 +38,9 @@ pub(crate) fn close(engine: &Engine, deadline: Duration) -> CloseReport {
     let by_ns = now_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
     shared.tiers.iter().for_each(|tier| tier.ask_to_close(by_ns));
     let leaked = join(std::mem::take(&mut *threads), end);
+    if let Some(socket) = &engine.socket {
+        socket.close();
+    }
     shared.cache.clear();
     let report = CloseReport {
         drained: flushed.drained,

@@ -43,9 +43,13 @@ impl Directory {
         self.shard(digest).get(&digest).map_or(0, |entry| entry.tiers)
     }
 
-    /// From now on `tier` is named for the chunk.
-    pub(crate) fn set(&self, digest: Digest, tier: u8) {
-        self.shard(digest).entry(digest).or_default().tiers |= 1 << tier;
+    /// From now on `tier` is named for the chunk. True if it was not before.
+    pub(crate) fn set(&self, digest: Digest, tier: u8) -> bool {
+        let mut shard = self.shard(digest);
+        let tiers = &mut shard.entry(digest).or_default().tiers;
+        let before = *tiers;
+        *tiers |= 1 << tier;
+        before != *tiers
     }
 
     /// The chunk is gone from `tier`, leased or not. True if the tier was named for it.

@@ -24,6 +24,7 @@ use crate::{
     load::load,
     open::open_tiers,
     shared::Shared,
+    socket::StatsSocket,
     sync::lock_plain,
     tier_handle::TierHandle,
     tier_thread,
@@ -38,6 +39,7 @@ pub struct Engine {
     pub(crate) shared: Arc<Shared>,
     /// Empty once closed.
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) socket: Option<StatsSocket>,
 }
 
 impl Engine {
@@ -81,11 +83,14 @@ impl Engine {
         for (id, tier) in (0..).map(TierId).zip(&tiers) {
             register(&shared, id, tier.as_ref());
         }
-        let engine = Self { shared, threads: Mutex::default() };
+        let mut engine = Self { shared, threads: Mutex::default(), socket: None };
         // If one does not start, dropping the engine closes the others.
         for (id, tier) in (0..).map(TierId).zip(tiers) {
             let thread = tier_thread::spawn(&engine.shared, id, tier)?;
             lock_plain(&engine.threads).push(thread);
+        }
+        if let Some(path) = &engine.shared.config.socket {
+            engine.socket = Some(StatsSocket::open(&engine.shared, path)?);
         }
         drop(span);
         Ok(engine)
@@ -236,7 +241,9 @@ fn share(config: Config, arenas: Arenas) -> Result<Shared, EngineError> {
 
 /// Enters what the tier held when it was opened into the directory.
 fn register(shared: &Shared, id: TierId, tier: &dyn Tier) {
-    tier.list(&mut |digest, _| shared.directory.set(digest, id.0));
+    tier.list(&mut |digest, _| {
+        shared.directory.set(digest, id.0);
+    });
     let stats = tier.stats();
     let name = tier.name();
     tracing::info!(

@@ -75,6 +75,8 @@ pub struct TierShare {
     pub late_bytes: u64,
     /// Reads that failed.
     pub failed_reads: u64,
+    /// Pieces of another staging than the chunk's other pieces: each had its chunk read again, whole.
+    pub mixed_pieces: u64,
     /// Time in which at least one read of the step was in flight.
     pub busy_s: f64,
 }

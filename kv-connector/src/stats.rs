@@ -126,7 +126,7 @@ pub struct TierStatus {
     pub corrupt_reads: u64,
     /// Reads that passed their deadline.
     pub timed_out_reads: u64,
-    /// Failed reads and writes, by kind.
+    /// Failed operations, by kind, such as `read_io`, `read_short`, `write_no_space`.
     pub errors: BTreeMap<String, u64>,
     /// Highest number of operations in flight.
     pub in_flight_max: u64,

@@ -1,6 +1,7 @@
 //! What the engine's callers share with one tier's thread: an inbox, a bell, and counters.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use kv_router::TierId;
-use kv_tiers::TierStats;
+use kv_tiers::{ErrorKind, TierError, TierStats};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::{
@@ -61,6 +62,8 @@ pub(crate) struct TierCounters {
     pub(crate) corrupt_reads: AtomicU64,
     pub(crate) timed_out_reads: AtomicU64,
     pub(crate) busy_ns: AtomicU64,
+    /// Failed operations, such as `read_io` or `write_no_space`.
+    errors: Mutex<BTreeMap<String, u64>>,
     /// Live rate; 0 until known.
     pub(crate) bytes_per_s: AtomicU64,
 }
@@ -68,6 +71,18 @@ pub(crate) struct TierCounters {
 impl TierCounters {
     pub(crate) fn add(counter: &AtomicU64, by: u64) {
         counter.fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_error(&self, operation: &str, error: &TierError) {
+        let kind = match error.kind() {
+            ErrorKind::NotFound => "not_found",
+            ErrorKind::AlreadyHeld => "already_held",
+            ErrorKind::Short => "short",
+            ErrorKind::NoSpace => "no_space",
+            ErrorKind::Closed => "closed",
+            _ => "io",
+        };
+        *lock_plain(&self.errors).entry(format!("{operation}_{kind}")).or_default() += 1;
     }
 }
 
@@ -182,7 +197,6 @@ impl TierHandle {
     fn render(&self, snapshot: &Snapshot) -> TierStatus {
         let Snapshot { stats, breaker, writes_paused, .. } = snapshot;
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let kind = |(kind, count): &(kv_tiers::ErrorKind, u64)| (format!("{kind:?}"), *count);
         TierStatus {
             name: self.name.clone(),
             breaker: (*breaker).to_owned(),
@@ -201,7 +215,7 @@ impl TierHandle {
             lost_chunks: counter(&self.counters.lost_chunks),
             corrupt_reads: counter(&self.counters.corrupt_reads),
             timed_out_reads: counter(&self.counters.timed_out_reads),
-            errors: stats.errors.iter().map(kind).collect(),
+            errors: lock_plain(&self.counters.errors).clone(),
             in_flight_max: u64::from(stats.in_flight_max),
             busy_s: seconds(counter(&self.counters.busy_ns)),
             bytes_per_s: counter(&self.counters.bytes_per_s),

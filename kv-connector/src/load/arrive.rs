@@ -173,6 +173,7 @@ impl Load<'_, '_> {
             tier.payload_bytes = counted.bytes;
             tier.late_bytes = counted.late_bytes;
             tier.failed_reads = counted.all_failures();
+            tier.mixed_pieces = counted.mixed;
             tier.busy_s = seconds(step.busy_ns(index, now_ns));
         }
         self.report.duplicate_bytes = pool.duplicate_bytes();

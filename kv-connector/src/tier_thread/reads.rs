@@ -11,6 +11,7 @@ use kv_tiers::{
 
 use super::Worker;
 use crate::{
+    Event,
     step::{StepHandle, Worth},
     tier_handle::TierCounters,
 };
@@ -159,7 +160,10 @@ impl Worker {
             self.probe = None;
             match result {
                 Ok(_) => self.read_succeeded(),
-                Err(error) => self.read_failed(failure_of(&error), now_ns),
+                Err(error) => {
+                    self.handle().counters.count_error("read", &error);
+                    self.read_failed(failure_of(&error), now_ns);
+                }
             }
             return;
         }
@@ -190,6 +194,7 @@ impl Worker {
     fn read_errored(&mut self, read: Read, error: &TierError, now_ns: u64) {
         let digest = read.step.0.key(read.claim.chunk).digest();
         tracing::debug!(tier = self.handle().name, %digest, %error, "read failed");
+        self.handle().counters.count_error("read", error);
         let failure = failure_of(error);
         if failure == Failure::NotFound {
             self.lose(digest);
@@ -276,9 +281,19 @@ impl Worker {
         self.breaker.on_success();
         if was_open && !self.gone {
             tracing::warn!(tier = self.handle().name, "breaker closed: tier is read again");
+            self.enter_held();
             self.handle().set_readable(true);
             self.shared.writeback.tier_back(self.id.0);
         }
+    }
+
+    /// A medium that came back has chunks that were thought lost.
+    fn enter_held(&self) {
+        self.tier.list(&mut |digest, _| {
+            if self.shared.directory.set(digest, self.id.0) {
+                self.shared.tell(Event::Published { digest, tier: self.id.0 });
+            }
+        });
     }
 
     fn read_failed(&mut self, failure: Failure, now_ns: u64) {

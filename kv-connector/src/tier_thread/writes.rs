@@ -129,6 +129,7 @@ impl Worker {
     /// for that time.
     fn write_failed(&mut self, error: &TierError, now_ns: u64) {
         tracing::debug!(tier = self.handle().name, %error, "write failed");
+        self.handle().counters.count_error("write", error);
         if error.kind() == ErrorKind::Closed {
             return;
         }

@@ -3,4 +3,8 @@
 #[cfg(test)]
 mod common;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod lifecycle;
+#[cfg(test)]
 mod round_trip;

@@ -1,0 +1,343 @@
+//! Tiers that fail, lie, stall, vanish or panic: never a wrong byte, never a hang, the other tier helps out.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use kv_chunk::{ChunkKey, Digest, WriteId};
+use kv_connector::{ByteSize, Config, Engine, MissReason, Outcome, Source, TierMask, Want};
+use kv_tiers::{
+    Arena, Capabilities, Completion, EvictionGuard, FaultHandle, FaultKind, FaultPlan, Faulty,
+    Held, Op, OpId, Record, Rejected, ThrottleConfig, Throttled, Tier, TierStats, Unguarded, When,
+    WriteOp,
+};
+
+use crate::common::*;
+
+const NEVER: FaultKind = FaultKind::Stalls { ns: u64::MAX };
+
+/// Two tiers, the first one faulty once it is filled; one or both.
+fn faulty_engine(config: Config) -> (Engine, Vec<FaultHandle>) {
+    let arenas = arenas(&config);
+    let mut handles = Vec::new();
+    let tiers = (0..config.tiers.len()).map(|index| {
+        let tier = Faulty::new(memory_tier(&config, index), FaultPlan::NONE);
+        handles.push(tier.handle());
+        Box::new(tier) as Box<dyn Tier>
+    });
+    let tiers = tiers.collect();
+    (Engine::with_tiers(config, arenas, tiers).unwrap(), handles)
+}
+
+fn two_tiers() -> Config {
+    config(&[("bad", ByteSize::gib(1)), ("good", ByteSize::gib(1))], ByteSize(0))
+}
+
+fn one_tier() -> Config {
+    config(&[("bad", ByteSize::gib(1))], ByteSize(0))
+}
+
+fn plan(faults: &[(FaultKind, f64)]) -> FaultPlan {
+    let add = |plan: FaultPlan, &(kind, probability): &(FaultKind, f64)| {
+        plan.with(kind, When::Probability(probability))
+    };
+    faults.iter().fold(FaultPlan::NONE, add).seeded(7)
+}
+
+#[test]
+fn a_tier_that_fails_in_every_way_costs_no_hit_while_the_other_works() {
+    let (engine, handles) = faulty_engine(two_tiers());
+    let keys = keys(0..40);
+    fill(&engine, &keys);
+    handles[0].set_plan(plan(&[
+        (FaultKind::ReadFails, 0.1),
+        (FaultKind::ReadStopsShort, 0.05),
+        (FaultKind::ReadIsTruncated, 0.05),
+        (FaultKind::ReadFlipsBit, 0.05),
+        (FaultKind::ReadFindsItDeleted, 0.02),
+        (FaultKind::Stalls { ns: 30_000_000 }, 0.05),
+    ]));
+    for _ in 0..4 {
+        let (report, _) = load(&engine, &keys);
+        assert_eq!(report.hits(), 40, "{report:?}");
+    }
+    handles[0].vanish();
+    for _ in 0..3 {
+        let (report, _) = load(&engine, &keys);
+        assert_eq!(report.tiers[1].hits, 40, "{report:?}");
+    }
+    let struck = handles[0].counts();
+    assert!(struck.len() > 4, "{struck:?}");
+    let stats = engine.stats();
+    assert!(
+        stats.tiers[0].corrupt_reads > 0 && stats.tiers[0].errors.len() > 1,
+        "{stats:?} {struck:?}"
+    );
+    handles[1].vanish();
+    let (report, _) = load(&engine, &keys);
+    assert_eq!((report.hits(), report.misses()), (0, 40));
+    assert_eq!(engine.stats().hits, 7 * 40);
+}
+
+#[test]
+fn damaged_chunks_leave_the_tier_and_are_misses_when_it_was_the_last() {
+    let (engine, handles) = faulty_engine(one_tier());
+    fill(&engine, &keys(0..3));
+    handles[0].set_plan(plan(&[(FaultKind::ReadFlipsBit, 1.0)]));
+    let (report, _) = load(&engine, &keys(0..3));
+    assert_eq!(report.misses[&MissReason::Corrupt], 3);
+    handles[0].set_plan(FaultPlan::NONE);
+    assert_eq!(engine.lookup(&keys(0..3)).prefix_hits(), 0);
+    let stats = engine.stats();
+    assert_eq!((stats.tiers[0].chunks, stats.tiers[0].lost_chunks), (0, 3));
+    // It can be stored again.
+    fill(&engine, &keys(0..3));
+    assert_eq!(load(&engine, &keys(0..3)).0.hits(), 3);
+}
+
+#[test]
+fn a_chunk_deleted_behind_our_back_is_a_miss_once_and_forgotten() {
+    let (engine, handles) = faulty_engine(one_tier());
+    fill(&engine, &keys(0..2));
+    handles[0].delete(key(0).digest());
+    let (report, _) = load(&engine, &keys(0..2));
+    assert_eq!((report.misses[&MissReason::Lost], report.hits()), (1, 1));
+    assert_eq!(engine.lookup(&keys(0..2)).hits(), [false, true]);
+}
+
+#[test]
+fn a_failed_write_is_never_visible_and_other_tiers_keep_theirs() {
+    let (engine, handles) = faulty_engine(two_tiers());
+    handles[0].set_plan(plan(&[(FaultKind::WriteFails, 1.0)]));
+    fill(&engine, &keys(0..4));
+    let (_, outcomes) = load(&engine, &keys(0..4));
+    assert_eq!(outcomes, [Outcome::Hit(Source::Tier(1)); 4]);
+    let stats = engine.stats();
+    assert_eq!((stats.tiers[0].chunks, stats.tiers[1].chunks), (0, 4));
+    assert_eq!((stats.replicas_written, stats.lost_writes), (4, 0));
+    assert!(stats.replicas_failed > 0);
+}
+
+#[test]
+fn a_torn_write_that_nobody_noticed_is_noticed_when_read() {
+    let (engine, handles) = faulty_engine(two_tiers());
+    handles[0]
+        .set_plan(plan(&[(FaultKind::WriteTearsUnseen, 0.5), (FaultKind::WriteFlipsBit, 1.0)]));
+    fill(&engine, &keys(0..20));
+    let (report, outcomes) = load(&engine, &keys(0..20));
+    assert_eq!(outcomes, [Outcome::Hit(Source::Tier(1)); 20], "{report:?}");
+}
+
+#[test]
+fn a_full_disk_stops_writes_only_and_for_a_while() {
+    let mut config = one_tier();
+    config.engine.write_back_off_ms = 20;
+    let (engine, handles) = faulty_engine(config);
+    fill(&engine, &keys(0..2));
+    handles[0].set_plan(plan(&[(FaultKind::WriteFindsNoSpace, 1.0)]));
+    for key in keys(10..20) {
+        let _ = engine.store(&key, &payload_of(&key, CHUNK_BYTES));
+        assert!(engine.flush(SOON).drained);
+    }
+    assert_eq!(load(&engine, &keys(0..2)).0.storage_hits(), 2, "reads go on");
+    assert_eq!(engine.stats().tiers[0].breaker, "closed");
+    handles[0].set_plan(FaultPlan::NONE);
+    wait_until(|| !engine.stats().tiers[0].writes_paused);
+    fill(&engine, &keys(30..32));
+    assert_eq!(load(&engine, &keys(30..32)).0.storage_hits(), 2);
+}
+
+fn wait_until(done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < SOON, "not in time");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn an_overdue_read_goes_to_the_other_tier_and_its_late_bytes_are_ignored() {
+    let mut config = two_tiers();
+    config.engine.read_deadline_ms = 50;
+    config.engine.tail = kv_connector::TailPolicy::Whole;
+    let (engine, handles) = faulty_engine(config);
+    fill(&engine, &keys(0..20));
+    handles[0].set_plan(plan(&[(FaultKind::Stalls { ns: 400_000_000 }, 1.0)]));
+    let (report, outcomes) = load(&engine, &keys(0..20));
+    assert_eq!(outcomes, [Outcome::Hit(Source::Tier(1)); 20], "{report:?}");
+    assert!(engine.stats().tiers[0].timed_out_reads > 0);
+    // Their slots come back when the driver is through with them.
+    let memory = engine.stats().read_memory;
+    wait_until(|| engine.stats().read_memory.free_slots == memory.bytes / memory.slot_bytes);
+    assert!(engine.stats().tiers[0].late_bytes > 0);
+}
+
+#[test]
+fn a_step_ends_at_its_deadline_with_what_it_has() {
+    let mut config = one_tier();
+    config.engine.step_deadline_ms = 300;
+    // Else the tier reads it a second time, and that read comes back.
+    config.engine.tail = kv_connector::TailPolicy::Whole;
+    let (engine, handles) = faulty_engine(config);
+    fill(&engine, &keys(0..4));
+    handles[0].set_plan(FaultPlan::NONE.with(NEVER, When::Nth(2)));
+    let (report, _) = load(&engine, &keys(0..4));
+    assert_eq!((report.hits(), report.misses[&MissReason::StepDeadline]), (3, 1));
+    assert!(engine.close(Duration::from_millis(300)).leaked_threads <= 1);
+}
+
+#[test]
+fn a_dead_tier_alone_gives_misses_in_time_and_is_read_again_when_it_is_back() {
+    let mut config = one_tier();
+    config.engine.read_deadline_ms = 40;
+    let (engine, handles) = faulty_engine(config);
+    fill(&engine, &keys(0..30));
+    handles[0].set_plan(plan(&[(FaultKind::ReadFails, 1.0)]));
+    let (report, _) = load(&engine, &keys(0..30));
+    assert_eq!(report.misses(), 30);
+    assert!(report.misses[&MissReason::TierMasked] > 0, "the breaker spared some reads");
+    assert_eq!(engine.stats().tiers[0].breaker, "open");
+    assert_eq!(engine.lookup(&keys(0..30)).prefix_hits(), 0);
+    handles[0].set_plan(FaultPlan::NONE);
+    wait_until(|| engine.stats().tiers[0].breaker == "closed");
+    assert_eq!(load(&engine, &keys(0..30)).0.hits(), 30);
+    handles[0].vanish();
+    let _ = load(&engine, &keys(0..30));
+    handles[0].come_back();
+    wait_until(|| load(&engine, &keys(0..30)).0.hits() == 30);
+}
+
+/// Writes a chunk into a tier that no engine owns yet.
+fn preload(tier: &mut dyn Tier, arena: &Arc<Arena>, key: &ChunkKey, id: u128, payload: &[u8]) {
+    let slot = arena.try_take().unwrap();
+    let record = Arc::new(Record::encode(slot, key, WriteId::new(id), payload).unwrap());
+    tier.submit(Op::Write(WriteOp { id: OpId(1), record }), 0).unwrap();
+    let mut completions = Vec::new();
+    tier.poll(0, &Unguarded, &mut completions);
+    assert!(matches!(completions[..], [Completion::Write { result: Ok(()), .. }]));
+}
+
+#[test]
+fn pieces_of_two_stagings_are_never_combined() {
+    const BYTES: usize = 6 << 20;
+    let mut config = two_tiers();
+    config.engine.chunk_bytes_max = ByteSize::mib(8);
+    config.tiers.iter_mut().for_each(|tier| tier.window = 1);
+    let arenas = arenas(&config);
+    let payloads = [vec![0xAA; BYTES], vec![0xBB; BYTES]];
+    let tiers = (0..2).map(|index| {
+        let mut tier = memory_tier(&config, index);
+        let id = index as u128;
+        preload(tier.as_mut(), &arenas.staging, &key(1), id, &payloads[index]);
+        Box::new(Throttled::new(tier, ThrottleConfig::new(100_000_000))) as Box<dyn Tier>
+    });
+    let tiers = tiers.collect();
+    let engine = Engine::with_tiers(config, arenas, tiers).unwrap();
+    let mut mixed = 0;
+    for _ in 0..20 {
+        let mut dest = vec![0; BYTES];
+        let key = key(1);
+        let lease = engine.lookup(std::slice::from_ref(&key));
+        let mut wants = [Want::new(&key, &mut dest)];
+        let report = engine.load(&lease, &mut wants);
+        assert!(wants[0].outcome.is_hit(), "{report:?}");
+        assert!(payloads.contains(&dest), "two stagings in one chunk");
+        mixed += report.tiers.iter().map(|tier| tier.mixed_pieces).sum::<u64>();
+        if mixed > 2 {
+            return;
+        }
+    }
+    panic!("the tiers never shared the chunk");
+}
+
+/// Panics in `poll` once armed.
+#[derive(Debug)]
+struct Bomb {
+    inner: Box<dyn Tier>,
+    armed: Arc<AtomicBool>,
+}
+
+impl Tier for Bomb {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn submit(&mut self, op: Op, now_ns: u64) -> Result<(), Rejected> {
+        self.inner.submit(op, now_ns)
+    }
+    fn poll(
+        &mut self,
+        now_ns: u64,
+        guard: &dyn EvictionGuard,
+        completions: &mut Vec<Completion>,
+    ) -> Option<u64> {
+        assert!(!self.armed.load(Ordering::Relaxed) || self.inner.in_flight() == 0, "boom");
+        self.inner.poll(now_ns, guard, completions)
+    }
+    fn hold_writes(&mut self, hold: bool) {
+        self.inner.hold_writes(hold);
+    }
+    fn contains(&self, digest: Digest) -> Option<Held> {
+        self.inner.contains(digest)
+    }
+    fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {
+        self.inner.remove(digest, now_ns)
+    }
+    fn list(&self, visit: &mut dyn FnMut(Digest, Held)) {
+        self.inner.list(visit);
+    }
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+    fn stats(&self) -> TierStats {
+        self.inner.stats()
+    }
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
+    }
+    fn close(&mut self) {
+        self.inner.close();
+    }
+}
+
+#[test]
+fn a_tier_whose_thread_panics_is_gone_and_nobody_waits_for_it() {
+    let config = two_tiers();
+    let arenas = arenas(&config);
+    let armed = Arc::new(AtomicBool::new(false));
+    let bomb = Bomb { inner: memory_tier(&config, 0), armed: Arc::clone(&armed) };
+    let tiers: Vec<Box<dyn Tier>> = vec![Box::new(bomb), memory_tier(&config, 1)];
+    let engine = Engine::with_tiers(config, arenas, tiers).unwrap();
+    fill(&engine, &keys(0..30));
+    armed.store(true, Ordering::Relaxed);
+    let (report, outcomes) = load(&engine, &keys(0..30));
+    assert_eq!(outcomes, [Outcome::Hit(Source::Tier(1)); 30], "{report:?}");
+    assert!(report.seconds < 20.0);
+    assert_eq!(engine.stats().tiers[0].breaker, "gone");
+    // Life goes on with the other tier.
+    fill(&engine, &keys(40..42));
+    assert_eq!(load(&engine, &keys(40..42)).0.storage_hits(), 2);
+    let only_bad = TierMask::from_bits(0b01);
+    let (_, outcomes) = load_from(&engine, &keys(0..1), only_bad);
+    assert_eq!(outcomes, [Outcome::Miss(MissReason::TierMasked)]);
+    assert!(engine.close(SOON).drained);
+}
+
+#[test]
+fn closing_does_not_wait_longer_than_told_for_a_stuck_tier() {
+    let (engine, handles) = faulty_engine(two_tiers());
+    handles[0].set_plan(FaultPlan::NONE.with(NEVER, When::Nth(1)));
+    for key in keys(0..3) {
+        let _ = engine.store(&key, &payload_of(&key, CHUNK_BYTES));
+    }
+    let closed = engine.close(Duration::from_millis(500));
+    assert_eq!((closed.drained, closed.abandoned_chunks), (false, 1), "{closed:?}");
+}
