@@ -1,4 +1,42 @@
 //! The KVBraid engine: reusable KV cache on every storage tier of a node, read back at the sum of their bandwidths.
+//!
+//! *Is*: [`Engine`] - configuration ([`Config`]), one thread per tier, a residency directory with [`Lease`]s, steps that
+//! all tiers read together ([`Engine::load`]), deferred writes ([`Engine::store`]), statistics.
+//!
+//! *Is not*: the format (kv-chunk), the drivers (kv-tiers), the routing rules (kv-router) or the write rules
+//! (kv-writeback), which stand alone; nor a connector for one serving engine.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use kv_chunk::{KeySpace, Namespace};
+//! use kv_connector::{ByteSize, Config, Engine, TierConfig, Want};
+//!
+//! let mut config = Config::new(vec![
+//!     TierConfig::memory("fast", ByteSize::mib(64)),
+//!     TierConfig::memory("slow", ByteSize::mib(64)),
+//! ]);
+//! config.engine.chunk_bytes_max = ByteSize::mib(1);
+//! config.engine.host_cache = ByteSize::mib(8);
+//! config.engine.staging = ByteSize::mib(8);
+//! let engine = Engine::open(config)?;
+//!
+//! # let namespace = Namespace {
+//! #     model: "m".into(), weights: "r1".into(), dtype: "bf16".into(), layout: "NHD".into(), chunk_tokens: 256,
+//! #     serde: "raw".into(), hash_algorithm: "sha256".into(), hash_seed: "none".into(), tensor_parallel: 1,
+//! #     pipeline_parallel: 1, context_parallel: 1, engine: "doc".into(), engine_major: 1, extra: Default::default(),
+//! # };
+//! let keys = [KeySpace::new(&namespace)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
+//! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass
+//! engine.flush(Duration::from_secs(5));
+//!
+//! let lease = engine.lookup(&keys);                // what is there stays there until this is dropped
+//! assert_eq!(lease.prefix_hits(), 1);
+//! let mut dest = [0; 15];
+//! let report = engine.load(&lease, &mut [Want::new(&keys[0], &mut dest)]);
+//! assert_eq!((report.hits(), &dest), (1, b"keys and values"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

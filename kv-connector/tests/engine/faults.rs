@@ -341,3 +341,68 @@ fn closing_does_not_wait_longer_than_told_for_a_stuck_tier() {
     let closed = engine.close(Duration::from_millis(500));
     assert_eq!((closed.drained, closed.abandoned_chunks), (false, 1), "{closed:?}");
 }
+
+#[test]
+fn what_a_step_gave_up_is_not_read_any_more() {
+    let mut config = one_tier();
+    config.engine.step_deadline_ms = 150;
+    let (bytes, keys) = (1 << 18, keys(0..40));
+    let (engine, _) = paced_engine(config, 10_000_000, &keys, bytes);
+    let (report, _) = load_sized(&engine, &keys, TierMask::all(1), bytes);
+    assert!(report.misses[&MissReason::StepDeadline] > 10, "{report:?}");
+    let memory = engine.stats().read_memory;
+    wait_until(|| engine.stats().read_memory.free_slots == memory.bytes / memory.slot_bytes);
+    let tier = &engine.stats().tiers[0];
+    let window = 8 * bytes as u64;
+    assert!(tier.payload_bytes + tier.late_bytes <= report.storage_bytes + window, "{tier:?}");
+}
+
+/// One tier of the given speed, which holds the chunks of `keys`.
+fn paced_engine(
+    config: Config,
+    bytes_per_s: u64,
+    keys: &[ChunkKey],
+    bytes: usize,
+) -> (Engine, Arc<Arena>) {
+    let arenas = arenas(&config);
+    let staging = Arc::clone(&arenas.staging);
+    let mut tier = memory_tier(&config, 0);
+    for (id, key) in (0..).zip(keys) {
+        preload(tier.as_mut(), &staging, key, id, &payload_of(key, bytes));
+    }
+    let tier = Throttled::new(tier, ThrottleConfig::new(bytes_per_s));
+    (Engine::with_tiers(config, arenas, vec![Box::new(tier)]).unwrap(), staging)
+}
+
+#[test]
+fn young_chunks_are_not_written_while_a_load_reads() {
+    let mut config = one_tier();
+    config.engine.write_max_age_ms = 3_600_000;
+    let (bytes, keys) = (1 << 18, keys(0..40));
+    let (engine, _) = paced_engine(config, 8_000_000, &keys, bytes);
+    let loading = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            loading.store(true, Ordering::Release);
+            let (report, _) = load_sized(&engine, &keys, TierMask::all(1), bytes);
+            assert_eq!(report.hits(), 40);
+            loading.store(false, Ordering::Release);
+        });
+        wait_until(|| engine.stats().tiers[0].payload_bytes > 0);
+        let _ = engine.store(&key(99), &payload_of(&key(99), bytes));
+        // As long as the load lasted when this thread looked, nothing was written before that.
+        let mut looks = 0;
+        loop {
+            let (written, steps) = (engine.stats().replicas_written, engine.stats().steps);
+            if !loading.load(Ordering::Acquire) || steps > 0 {
+                break;
+            }
+            assert_eq!(written, 0);
+            looks += 1;
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(looks > 5, "the load was over at once");
+    });
+    // Nobody has to flush: the end of the load opens the gate.
+    wait_until(|| engine.stats().replicas_written == 1);
+}
