@@ -1,10 +1,7 @@
 //! The KVBraid engine: reusable KV cache on every storage tier of a node, read back at the sum of their bandwidths.
 //!
-//! *Is*: [`Engine`] - configuration ([`Config`]), one thread per tier, a residency directory with [`Lease`]s, steps that
-//! all tiers read together ([`Engine::load`]), deferred writes ([`Engine::store`]), statistics.
-//!
-//! *Is not*: the format (kv-chunk), the drivers (kv-tiers), the routing rules (kv-router) or the write rules
-//! (kv-writeback), which stand alone; nor a connector for one serving engine.
+//! *Is*: [`Engine`], one thread per tier, a directory with [`Lease`]s, steps that all tiers read together, statistics.
+//! *Is not*: the format (kv-chunk), the drivers (kv-tiers), the rules of reads (kv-router) and writes (kv-writeback).
 //!
 //! ```
 //! use std::time::Duration;
@@ -12,10 +9,8 @@
 //! use kv_chunk::{KeySpace, Namespace};
 //! use kv_connector::{ByteSize, Config, Engine, TierConfig, Want};
 //!
-//! let mut config = Config::new(vec![
-//!     TierConfig::memory("fast", ByteSize::mib(64)),
-//!     TierConfig::memory("slow", ByteSize::mib(64)),
-//! ]);
+//! let tiers = ["fast", "slow"].map(|name| TierConfig::memory(name, ByteSize::mib(64)));
+//! let mut config = Config::new(tiers.into());
 //! config.engine.chunk_bytes_max = ByteSize::mib(1);
 //! config.engine.host_cache = ByteSize::mib(8);
 //! config.engine.staging = ByteSize::mib(8);
@@ -29,7 +24,6 @@
 //! let keys = [KeySpace::new(&namespace)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
 //! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass
 //! engine.flush(Duration::from_secs(5));
-//!
 //! let lease = engine.lookup(&keys);                // what is there stays there until this is dropped
 //! assert_eq!(lease.prefix_hits(), 1);
 //! let mut dest = [0; 15];
@@ -39,7 +33,6 @@
 //! ```
 
 #![forbid(unsafe_code)]
-
 mod arenas;
 mod cache;
 mod clock;
