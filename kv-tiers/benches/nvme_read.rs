@@ -13,8 +13,8 @@ use std::{hint::black_box, os::fd::AsFd, sync::Arc, time::Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kv_tiers::{
-    Arena, ArenaConfig, Completion, IoMode, NvmeConfig, NvmeTier, Op, OpId, ReadOp, Record, Slot,
-    Tier, Unguarded, WriteOp,
+    Arena, ArenaConfig, Completion, IoEngine, IoMode, NvmeConfig, NvmeTier, Op, OpId, ReadOp,
+    Record, Slot, Tier, Unguarded, WriteOp,
 };
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -85,26 +85,37 @@ fn cpu_seconds() -> f64 {
     seconds(usage.user_time()) + seconds(usage.system_time())
 }
 
+/// What glommio does, if it works at all.
+#[cfg(feature = "glommio")]
+fn glommio_mode() -> IoMode {
+    let mut mode = IoMode::default();
+    (mode.ring, mode.direct) = (true, true);
+    mode
+}
+
 fn sequential_reads(criterion: &mut Criterion) {
     let mut no_registration = IoMode::ALL;
     (no_registration.registered_buffers, no_registration.registered_files) = (false, false);
     let mut threads = IoMode::default();
     threads.direct = true;
-    let ways = [("registered", IoMode::ALL), ("plain", no_registration), ("threads", threads)];
+    let own = [("registered", IoMode::ALL), ("plain", no_registration), ("threads", threads)];
+    let ways = own.map(|(name, allow)| (name, allow, IoEngine::Own));
+    #[cfg(feature = "glommio")]
+    let ways = ways.into_iter().chain([("glommio", glommio_mode(), IoEngine::Glommio)]);
     let directory = on_disk();
     let arena = Arena::new(ArenaConfig::new(5 << 20, 2 * WINDOW)).unwrap();
     println!("arena: {:?}", arena.stats());
-    let open = |allow| {
+    let open = |allow, engine| {
         let mut config = NvmeConfig::new("nvme", directory.path(), 1024 * MIB);
-        config.allow = allow;
+        (config.allow, config.engine) = (allow, engine);
         NvmeTier::open(config, &[Arc::clone(&arena)], 0).unwrap()
     };
-    fill(&mut open(IoMode::ALL), &arena);
+    fill(&mut open(IoMode::ALL, IoEngine::Own), &arena);
     let mut group = criterion.benchmark_group("nvme sequential 4 MiB, window 8");
     let pass_bytes = u64::from(CHUNKS) * PAYLOAD_BYTES;
     group.sample_size(10).throughput(Throughput::Bytes(pass_bytes));
-    for (name, allow) in ways {
-        let mut tier = open(allow);
+    for (name, allow, engine) in ways {
+        let mut tier = open(allow, engine);
         assert_eq!(tier.stats().io_mode, allow);
         let mut slots: Vec<Slot> = (0..WINDOW).map(|_| arena.try_take().unwrap()).collect();
         group.bench_function(name, |bencher| bencher.iter(|| read_all(&mut tier, &mut slots)));

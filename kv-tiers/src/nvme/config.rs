@@ -38,8 +38,23 @@ pub struct NvmeConfig {
     pub threads: u32,
     /// What may be used. What is false here is not tried.
     pub allow: IoMode,
+    /// Who moves the bytes.
+    pub engine: IoEngine,
     /// How long dropping the tier waits for what is in flight before it leaks it.
     pub drop_wait: Duration,
+}
+
+/// Who moves an NVMe tier's bytes. The files are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IoEngine {
+    /// The tier itself: io_uring, or threads where that is denied. No copies.
+    #[default]
+    Own,
+    /// glommio, for comparison: one copy of every byte, no registration, no fallback. The kernel must allow io_uring,
+    /// the file system O_DIRECT, and the memlock limit 512 KiB. Reads are sent whole, so `ring_entries` bounds reads.
+    #[cfg(feature = "glommio")]
+    Glommio,
 }
 
 impl NvmeConfig {
@@ -61,6 +76,7 @@ impl NvmeConfig {
             request_bytes_max: None,
             threads: 8,
             allow: IoMode::ALL,
+            engine: IoEngine::Own,
             drop_wait: Duration::from_secs(5),
         }
     }

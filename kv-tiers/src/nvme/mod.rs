@@ -8,6 +8,8 @@ mod evict;
 #[cfg(test)]
 mod fault_tests;
 mod files;
+#[cfg(feature = "glommio")]
+mod glommio;
 mod index;
 #[cfg(test)]
 mod index_tests;
@@ -35,7 +37,7 @@ use std::{
 use kv_chunk::Digest;
 use nix::sys::eventfd::EventFd;
 
-pub use self::config::NvmeConfig;
+pub use self::config::{IoEngine, NvmeConfig};
 use self::{
     backend::{Backend, Ended, Sending},
     index::{Doomed, Index},

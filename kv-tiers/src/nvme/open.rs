@@ -7,7 +7,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::{
     Arena, IoContext, IoMode, TierError, TierStats,
     nvme::{
-        NvmeConfig, NvmeDetail, NvmeTier,
+        IoEngine, NvmeConfig, NvmeDetail, NvmeTier,
         backend::{self, Backend, Ended, Sending},
         files,
         index::Index,
@@ -20,6 +20,9 @@ use crate::{
     },
     probe::RequestLimits,
 };
+
+#[cfg(feature = "glommio")]
+use crate::nvme::glommio::Glommio;
 
 /// A device that gives no sign for this long at open is not opened.
 pub(super) const OPEN_WAIT: Duration = Duration::from_secs(30);
@@ -100,6 +103,8 @@ fn choose(
         };
         backend::drain(backend, wake, config.drop_wait);
         let (what, flag) = match &error {
+            // What is compared must not be something else.
+            _ if config.engine != IoEngine::Own => return Err(error),
             TierError::Io { errno: libc::EINVAL, .. } if mode.direct => {
                 ("O_DIRECT", &mut allowed.direct)
             }
@@ -124,6 +129,13 @@ fn build(
     let limits = RequestLimits::of(&config.directory, config.request_bytes_max);
     let sizing = Sizing::new(limits, arenas);
     let write_requests_max = config.write_requests_max as usize;
+    #[cfg(feature = "glommio")]
+    if config.engine == IoEngine::Glommio {
+        let glommio = Glommio::start(config.ring_entries, write_requests_max, sizing, wake)
+            .map_err(|error| open_error(config, "glommio", error))?;
+        let mode = IoMode { ring: true, direct: true, ..IoMode::default() };
+        return Ok((Box::new(glommio), mode));
+    }
     if allowed.ring {
         let options = RingOptions {
             entries: config.ring_entries,
