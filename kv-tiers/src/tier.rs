@@ -190,9 +190,14 @@ pub struct TierStats {
 impl TierStats {
     /// Counts one failure.
     pub fn count_error(&mut self, kind: crate::ErrorKind) {
+        self.count_errors(kind, 1);
+    }
+
+    /// Counts failures of one kind, as when a wrapper adds its own to those of what it wraps.
+    pub fn count_errors(&mut self, kind: crate::ErrorKind, count: u64) {
         match self.errors.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, count)) => *count += 1,
-            None => self.errors.push((kind, 1)),
+            Some((_, known)) => *known += count,
+            None => self.errors.push((kind, count)),
         }
     }
 }

@@ -70,6 +70,7 @@ fn a_failed_write_leaves_nothing_and_can_be_repeated() {
         assert_eq!((errno(&error), error.kind()), (errno_wanted, kind_wanted));
         assert!(tier.contains(digest(1)).is_none());
         assert_eq!(tier.stats().used_bytes, 0);
+        assert_eq!(tier.stats().errors, [(kind_wanted, 1)]);
         write(&mut tier, &arena, 1, &bytes).unwrap();
         assert_reads_right(&mut tier, &arena, 1);
         assert_eq!(tier.handle().count(kind), 1);
@@ -82,6 +83,7 @@ fn short_reads_are_an_error_or_fail_verification() {
     let mut tier = filled(&arena, nth(FaultKind::ReadStopsShort, 1));
     let error = read(&mut tier, &arena, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Short);
+    assert_eq!(tier.stats().errors, [(ErrorKind::Short, 1)]);
     tier.handle().set_plan(nth(FaultKind::ReadIsTruncated, 1));
     let (slot, done) = read(&mut tier, &arena, 1).unwrap();
     // One whole block of three: only the length tells.

@@ -32,6 +32,8 @@ pub struct Faulty {
     gone: bool,
     closed: bool,
     lost: Vec<Digest>,
+    /// Failures that the inner tier knows nothing of.
+    failures: TierStats,
     scratch: Vec<Completion>,
 }
 
@@ -53,6 +55,7 @@ impl Faulty {
             gone: false,
             closed: false,
             lost: Vec::new(),
+            failures: TierStats::default(),
             scratch: Vec::new(),
         }
     }
@@ -88,6 +91,12 @@ impl Faulty {
         TierError::io(context, io::Error::from_raw_os_error(errno))
     }
 
+    /// A failure of our making, counted as a tier counts its own.
+    fn failure(&mut self, error: TierError) -> TierError {
+        self.failures.count_error(error.kind());
+        error
+    }
+
     fn accept_read(&mut self, op: ReadOp, strike: Strike, now_ns: u64) -> Result<(), Rejected> {
         let ReadOp { id, digest, .. } = op;
         let due_ns = now_ns.saturating_add(strike.stall_ns);
@@ -96,7 +105,8 @@ impl Faulty {
             if !self.vanished() {
                 self.count(FaultKind::ReadFails);
             }
-            let result = Err(self.io_error("read", op.slot.len() as u64, libc::EIO));
+            let error = self.io_error("read", op.slot.len() as u64, libc::EIO);
+            let result = Err(self.failure(error));
             self.done.push(due_ns, Completion::Read { id, digest, slot: op.slot, result });
         } else {
             self.inner.submit(Op::Read(op), now_ns)?;
@@ -136,7 +146,8 @@ impl Faulty {
             if let Some(kind) = strike.kind.filter(|_| !self.vanished()) {
                 self.count(kind);
             }
-            let result = Err(self.io_error("write", payload_bytes, errno));
+            let error = self.io_error("write", payload_bytes, errno);
+            let result = Err(self.failure(error));
             self.done.push(due_ns, Completion::Write { id, digest, result });
         } else {
             let record = self.stored_form(&op.record, &mut pending.kind);
@@ -187,7 +198,7 @@ impl Faulty {
             let (id, digest) = (op.id, op.record.digest());
             if let Err(rejected) = self.inner.submit(Op::Write(op), now_ns) {
                 let tier = format!("{} ({:?})", self.inner.name(), rejected.reason);
-                let result = Err(TierError::Closed { tier });
+                let result = Err(self.failure(TierError::Closed { tier }));
                 self.done.push(now_ns, Completion::Write { id, digest, result });
             }
         }
@@ -231,7 +242,8 @@ impl Faulty {
     ) -> Result<ReadDone, TierError> {
         let length = done.payload_bytes as u64;
         if self.vanished() {
-            return Err(self.io_error("read", length, libc::EIO));
+            let error = self.io_error("read", length, libc::EIO);
+            return Err(self.failure(error));
         }
         match kind {
             Some(kind @ FaultKind::ReadIsTruncated) if length > 0 => {
@@ -245,7 +257,7 @@ impl Faulty {
                 self.count(kind);
                 let path = PathBuf::from(self.name());
                 let context = IoContext { call: "read", path, offset: 0, length };
-                Err(TierError::Short { context, done: length / 2 })
+                Err(self.failure(TierError::Short { context, done: length / 2 }))
             }
             Some(kind @ FaultKind::ReadFlipsBit) => {
                 self.count(kind);
@@ -264,7 +276,8 @@ impl Faulty {
     ) -> Result<(), TierError> {
         if self.vanished() {
             self.inner.remove(digest, now_ns);
-            return Err(self.io_error("write", 0, libc::EIO));
+            let error = self.io_error("write", 0, libc::EIO);
+            return Err(self.failure(error));
         }
         // A new file under an old name is not the one that was deleted.
         self.handle.control().deleted.remove(&digest);
@@ -272,7 +285,8 @@ impl Faulty {
             Some(kind @ FaultKind::WriteTears) => {
                 self.count(kind);
                 self.inner.remove(digest, now_ns);
-                Err(self.io_error("write", 0, libc::EIO))
+                let error = self.io_error("write", 0, libc::EIO);
+                Err(self.failure(error))
             }
             Some(kind @ (FaultKind::WriteTearsUnseen | FaultKind::WriteFlipsBit)) => {
                 self.count(kind);
@@ -373,6 +387,9 @@ impl Tier for Faulty {
 
     fn stats(&self) -> TierStats {
         let mut stats = self.inner.stats();
+        for (kind, count) in &self.failures.errors {
+            stats.count_errors(*kind, *count);
+        }
         if self.vanished() {
             (stats.chunks, stats.used_bytes) = (0, 0);
         }
