@@ -72,6 +72,8 @@ pub(crate) fn spawn(
     let name = format!("kvb-{}", handle.name);
     // Thread names are cut at 15 bytes by the system.
     let worker = Worker::new(shared, id, tier);
+    // Whoever asks before the thread runs learns what was found at open.
+    worker.put_snapshot();
     let sleeper = Sleeper::new()?;
     thread::Builder::new()
         .name(name)
@@ -120,7 +122,6 @@ impl Worker {
     }
 
     fn run(&mut self, sleeper: &mut Sleeper) {
-        self.put_snapshot();
         loop {
             let mut now = now_ns();
             let mut busy = self.look_into_inbox(now);
