@@ -3,11 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 #![expect(clippy::print_stdout, reason = "rules that are skipped are shown")]
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use kv_tiers::{
     Arena, ArenaConfig, CrashImage, Crashing, Drift, FaultPlan, Faulty, FlushPolicy, Latency,
-    MemoryConfig, MemoryTier, Stalls, ThrottleConfig, Throttled, Tier, TierError,
+    MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, Stalls, ThrottleConfig, Throttled, Tier,
+    TierError,
     conformance::{self, Clock, Harness, Open, OpenTier},
 };
 
@@ -89,4 +94,32 @@ fn wrappers_around_wrappers_keep_the_contract() {
         },
         &VOLATILE,
     );
+}
+
+#[test]
+fn wrappers_around_a_real_disk_keep_the_contract() {
+    let make = || tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut directory = make();
+    let mut throttle = ThrottleConfig::new(400_000_000);
+    throttle.latency = Latency::Fixed { ns: 300_000 };
+    let mut open = |open| -> Result<Box<dyn Tier>, TierError> {
+        if open == Open::Fresh {
+            directory = make();
+        }
+        let mut config = NvmeConfig::new("nvme", directory.path(), CAPACITY_BYTES);
+        config.segment_bytes = Some(4 << 20);
+        config.payload_bytes_max = PAYLOAD_BYTES_MAX;
+        config.queue_ops_max = 6;
+        let disk = NvmeTier::open(config, &[], 0)?;
+        let paced = Throttled::new(Box::new(disk), throttle);
+        Ok(Box::new(Faulty::new(Box::new(paced), FaultPlan::NONE)))
+    };
+    let start = Instant::now();
+    let now_ns = || u64::try_from(start.elapsed().as_nanos()).unwrap();
+    let mut clock = |until_ns: Option<u64>| {
+        let wait_ns = until_ns.map_or(50_000, |until_ns| until_ns.saturating_sub(now_ns()));
+        thread::sleep(Duration::from_nanos(wait_ns.min(50_000)));
+        now_ns()
+    };
+    check(&mut open, &mut clock, &[]);
 }
