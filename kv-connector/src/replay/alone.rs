@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kv_chunk::ChunkKey;
 
 use crate::{
-    ByteSize, Config, Engine, StoreRefusal, Stored, TierId, TierMask, Want,
+    ByteSize, Config, Engine, TierId, TierMask, Want,
     replay::{
         ReplayError, Scratch, Watch, Workload,
         content::{fill, wrong_bytes},
@@ -31,7 +31,7 @@ pub(crate) fn rates(
     let chunks = usize::try_from(bytes.0).unwrap_or(usize::MAX) / chunk_bytes;
     let keys = workload.spare_keys(chunks.max(CHUNKS_MIN));
     let engine = Engine::open(config.clone())?;
-    store_all(&engine, &keys, chunk_bytes);
+    store_all(&engine, &keys, chunk_bytes, config.engine.staging);
     let mut buffer = vec![0; keys.len() * chunk_bytes];
     let mut rates = Vec::new();
     for (tier, index) in config.tiers.iter().zip(0..) {
@@ -52,18 +52,18 @@ pub(crate) fn rates(
     Ok(rates)
 }
 
-fn store_all(engine: &Engine, keys: &[ChunkKey], chunk_bytes: usize) {
+/// Stores in parts that staging holds with ease: under pressure it would give up replicas.
+fn store_all(engine: &Engine, keys: &[ChunkKey], chunk_bytes: usize, staging: ByteSize) {
     let mut payload = vec![0; chunk_bytes];
-    for key in keys {
-        fill(key.digest(), &mut payload);
-        let full = [StoreRefusal::StagingFull, StoreRefusal::QueueFull].map(Stored::Refused);
-        if full.contains(&engine.store(key, &payload)) {
-            engine.flush(FLUSH_DEADLINE);
-            // Refused again: the read will miss it, and that is reported.
+    let part = usize::try_from(staging.0).unwrap_or(usize::MAX) / 2 / chunk_bytes;
+    for keys in keys.chunks(part.max(1)) {
+        for key in keys {
+            fill(key.digest(), &mut payload);
+            // Refused: the read will miss it, and that is reported.
             let _ = engine.store(key, &payload);
         }
+        engine.flush(FLUSH_DEADLINE);
     }
-    engine.flush(FLUSH_DEADLINE);
 }
 
 /// Loads all of `keys` from one tier; its rate and how many chunks came whole and right.

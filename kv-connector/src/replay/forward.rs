@@ -15,12 +15,15 @@ pub struct Forward {
     pub tokens_per_s: f64,
     /// Time of every step whatever its tokens.
     pub step: Duration,
+    /// How much longer than modelled a pass may take for its writes to drain. With it, every run of a comparison has
+    /// the same to read from storage, however slow the disk.
+    pub drain: Duration,
 }
 
 impl Default for Forward {
-    /// 100,000 tokens a second, no further time.
+    /// 100,000 tokens a second, no further time, no waiting for writes.
     fn default() -> Self {
-        Self { tokens_per_s: 100_000.0, step: Duration::ZERO }
+        Self { tokens_per_s: 100_000.0, step: Duration::ZERO, drain: Duration::ZERO }
     }
 }
 
@@ -36,12 +39,18 @@ impl Forward {
     }
 
     /// Computes `tokens`: does `meanwhile` (storing what the pass brings), then waits for the rest of the pass.
-    pub(crate) fn pass(&self, engine: &Engine, tokens: u64, meanwhile: impl FnOnce()) {
+    ///
+    /// Returns how much longer it took for writes to drain.
+    pub(crate) fn pass(&self, engine: &Engine, tokens: u64, meanwhile: impl FnOnce()) -> Duration {
         let end = Instant::now() + self.time(tokens);
         engine.forward_began();
         meanwhile();
         thread::sleep(end.saturating_duration_since(Instant::now()));
+        if !self.drain.is_zero() {
+            engine.flush(self.drain);
+        }
         engine.forward_ended();
+        Instant::now().saturating_duration_since(end)
     }
 }
 
@@ -51,11 +60,12 @@ mod tests {
 
     #[test]
     fn time_follows_tokens_and_is_bounded() {
-        let forward = Forward { tokens_per_s: 1000.0, step: Duration::from_millis(5) };
+        let forward =
+            Forward { tokens_per_s: 1000.0, step: Duration::from_millis(5), ..Forward::default() };
         assert_eq!(forward.time(2000), Duration::from_millis(2005));
-        let none = Forward { tokens_per_s: f64::INFINITY, step: Duration::ZERO };
+        let none = Forward { tokens_per_s: f64::INFINITY, ..Forward::default() };
         assert_eq!(none.time(u64::MAX), Duration::ZERO);
-        let stuck = Forward { tokens_per_s: 0.0, step: Duration::ZERO };
+        let stuck = Forward { tokens_per_s: 0.0, ..Forward::default() };
         assert_eq!(stuck.time(1), Forward::LONGEST);
     }
 }

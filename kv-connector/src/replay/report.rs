@@ -43,6 +43,8 @@ pub struct RunReport {
     pub problems: BTreeMap<String, u64>,
     /// Whether the engine was closed and reopened half-way.
     pub restarted: bool,
+    /// Time by which forward passes took longer than modelled, as their writes had to drain, in seconds.
+    pub drain_s: f64,
     /// Time of the whole run, in seconds.
     pub wall_s: f64,
 }
@@ -65,6 +67,7 @@ impl RunReport {
             refused: 0,
             problems: BTreeMap::new(),
             restarted: false,
+            drain_s: 0.0,
             wall_s: 0.0,
         }
     }

@@ -122,7 +122,7 @@ impl Runner<'_> {
         computed.extend(missed);
         drop(lease);
         let (engine, payload, report) = (&self.engine, &mut self.payload, &mut self.report);
-        self.options.forward.pass(engine, wanted.tokens + lost_tokens, || {
+        let late = self.options.forward.pass(engine, wanted.tokens + lost_tokens, || {
             for place in computed {
                 let key = &plan.keys[place];
                 content::fill(key.digest(), payload);
@@ -131,6 +131,7 @@ impl Runner<'_> {
                 }
             }
         });
+        self.report.drain_s += late.as_secs_f64();
     }
 
     fn close(&mut self) {

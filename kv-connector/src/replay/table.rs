@@ -119,6 +119,13 @@ impl Comparison {
                 100.0 * restarted.hits as f64 / (self.uninterrupted.hits as f64).max(1.0)
             )?;
         }
+        let drain_s: f64 = self.rows.iter().map(|report| report.drain_s).sum();
+        if drain_s >= 0.1 {
+            writeln!(
+                out,
+                "forward passes took {drain_s:.1} s longer than modelled for writes to drain"
+            )?;
+        }
         for report in self.rows.iter().chain([&self.uninterrupted]) {
             if report.refused > 0 {
                 writeln!(

@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::Args;
@@ -18,8 +19,8 @@ use crate::{
     watch::Bar,
 };
 
-/// The paced tiers: 3:1, together slower than a plain SSD.
-const FAST_BYTES_PER_S: u64 = 360_000_000;
+/// The paced tiers: 3:1, together slower than the disk of a small virtual machine that does other things, too.
+const FAST_BYTES_PER_S: u64 = 180_000_000;
 const SLOW_BYTES_PER_S: u64 = FAST_BYTES_PER_S / 3;
 /// Two tiers of this size are all the disk that the demo uses.
 const TIER_CAPACITY: ByteSize = ByteSize::mib(1536);
@@ -40,14 +41,17 @@ pub(crate) struct Demo {
 impl Demo {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let defaults = Defaults {
-            requests: 300,
-            chunk_bytes: ByteSize::kib(160),
+            requests: 200,
+            // Scaled to the paces: a model of 192 KiB a token would have chunks of 96 MiB.
+            chunk_bytes: ByteSize::kib(96),
+            // The slice holds one request in twelve of the trace: its minute is a busy server's five seconds.
             step_ms: 60_000,
-            forward_tokens_per_s: 320_000.0,
+            forward_tokens_per_s: 300_000.0,
         };
         let workload = self.trace.workload(&defaults)?;
         let mut options = CompareOptions::default();
         options.forward = self.trace.forward(&defaults)?;
+        options.forward.drain = Duration::from_secs(10);
         options.measure = ByteSize::mib(96);
         let config = self.config(ByteSize(workload.chunk_bytes() as u64))?;
         let steps = Comparison::runs(&options) * workload.steps() + config.tiers.len();
@@ -64,8 +68,8 @@ impl Demo {
     fn config(&self, chunk_bytes: ByteSize) -> Result<Config, Failure> {
         let mut config = Config::new(match self.tiers.as_slice() {
             [] => vec![
-                paced("fast", &self.dir, FAST_BYTES_PER_S),
-                paced("slow", &self.dir, SLOW_BYTES_PER_S),
+                paced("fast", &self.dir, FAST_BYTES_PER_S, 8),
+                paced("slow", &self.dir, SLOW_BYTES_PER_S, 3),
             ],
             named => named.iter().map(|tier| real(tier)).collect::<Result<_, _>>()?,
         });
@@ -78,9 +82,9 @@ impl Demo {
     }
 }
 
-fn paced(name: &str, directory: &Path, bytes_per_s: u64) -> TierConfig {
+fn paced(name: &str, directory: &Path, bytes_per_s: u64, window: u32) -> TierConfig {
     let mut tier = TierConfig::nvme(name, directory.join(name), TIER_CAPACITY);
-    tier.window = 4;
+    tier.window = window;
     tier.throttle = Some(ThrottleSection::new(ByteSize(bytes_per_s)));
     tier
 }

@@ -28,7 +28,7 @@ enum Command {
     Replay(replay::Replay),
     /// Compare the policies on two tiers, paced 3:1 unless --tier names real directories.
     Demo(demo::Demo),
-    /// Print the counters of a running engine as JSON.
+    /// Print the counters of a running engine.
     Stat(stat::Stat),
 }
 

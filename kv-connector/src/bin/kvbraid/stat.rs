@@ -1,7 +1,7 @@
 //! `kvbraid stat`: what a running engine counts.
 
 use std::{
-    io::{self, Read},
+    io::{self, Read, Write},
     os::unix::net::UnixStream,
     path::PathBuf,
     time::Duration,
@@ -20,6 +20,9 @@ pub(crate) struct Stat {
     /// The `socket` of the engine's configuration.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// Prometheus text instead of JSON.
+    #[arg(long)]
+    prometheus: bool,
 }
 
 impl Stat {
@@ -32,8 +35,10 @@ impl Stat {
     }
 
     fn ask(&self) -> io::Result<String> {
-        let stream = UnixStream::connect(&self.socket)?;
+        let mut stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(DEADLINE))?;
+        stream.set_write_timeout(Some(DEADLINE))?;
+        stream.write_all(if self.prometheus { b"metrics\n" } else { b"stats\n" })?;
         let mut answer = String::new();
         stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
         if !answer.ends_with('\n') {
