@@ -27,6 +27,7 @@ use crate::{EngineError, shared::Shared, sync::lock_plain};
 
 const CLIENTS_MAX: usize = 8;
 const REQUEST_BYTES_MAX: usize = 64;
+const DISCARDED_BYTES_MAX: u64 = 64 << 10;
 const REQUEST_WAIT: Duration = Duration::from_millis(250);
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 
@@ -111,7 +112,10 @@ async fn answer(mut stream: UnixStream, shared: &Shared) -> io::Result<()> {
         _ => "{\"error\":\"unknown request: send `stats` or `metrics`\"}\n".to_owned(),
     };
     stream.write_all(answer.as_bytes()).await?;
-    stream.shutdown().await
+    stream.shutdown().await?;
+    // Closing with bytes unread would reset the connection under the answer.
+    let mut rest = stream.take(DISCARDED_BYTES_MAX);
+    tokio::io::copy(&mut rest, &mut tokio::io::sink()).await.map(|_| ())
 }
 
 /// One line, or what came before the client stopped sending.

@@ -155,13 +155,18 @@ fn a_destination_of_another_length_is_a_miss_beside_hits() {
 #[test]
 fn payloads_of_every_shape_come_back() {
     let engine = Engine::open(config(&two_tiers(), ByteSize::mib(32))).unwrap();
-    for (n, bytes) in [0, 1, 4095, 4096, 1 << 20, (1 << 20) + 1, 4 << 20].into_iter().enumerate() {
+    for (n, bytes) in
+        [0, 1, 4095, 4096, 1 << 20, (1 << 20) + 1, (3 << 20) + 1, (4 << 20) - 5, 4 << 20]
+            .into_iter()
+            .enumerate()
+    {
         let key = key(n as u64);
         fill_sized(&engine, std::slice::from_ref(&key), bytes);
-        for _ in 0..2 {
+        for expected in [(1, 0), (0, 1)] {
             let all = TierMask::all(2);
             let (report, _) = load_sized(&engine, std::slice::from_ref(&key), all, bytes);
-            assert_eq!(report.hits(), 1, "{bytes} bytes");
+            let hits = (report.storage_hits(), report.hits_host_cache);
+            assert_eq!(hits, expected, "{bytes} bytes, in pieces or not");
         }
     }
     let refused = engine.store(&key(99), &vec![0; (4 << 20) + 1]);

@@ -8,6 +8,7 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("kv-tiers/src/nvme/ring.rs", "gives buffers and files to the kernel"),
     ("kv-cxl/src/map.rs", "maps device memory"),
     ("kv-connector/src/python.rs", "touches buffers that belong to a Python caller"),
+    ("kv-connector/tests/fork.rs", "forks, to see that a child leaves the engine alone"),
     ("kv-router/tests/allocations.rs", "a global allocator that counts"),
     ("kv-tiers/tests/arena.rs", "forks, to see that a child leaves the arena alone"),
 ];
