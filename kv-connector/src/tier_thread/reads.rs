@@ -224,8 +224,9 @@ impl Worker {
                     self.look_again_if(look);
                 }
                 Err(corruption) => {
-                    self.look_again_if(step.0.fail(claim, Failure::Corrupt));
+                    // First, so that whoever is told of the miss no longer finds the chunk here.
                     self.drop_corrupt(&corruption, now_ns);
+                    self.look_again_if(step.0.fail(claim, Failure::Corrupt));
                 }
             }
         }

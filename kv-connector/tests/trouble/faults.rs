@@ -46,15 +46,15 @@ fn assert_every_fault_is_counted(engine: &Engine, faults: &FaultHandle) {
     let struck = |kinds: &[FaultKind]| kinds.iter().map(|kind| faults.count(*kind)).sum::<u64>();
     let counted = |kind: &str| tier.errors.get(kind).copied().unwrap_or(0);
     let why = format!("{tier:#?}\nstruck: {:?}", faults.counts());
-    let errors = [FaultKind::ReadFails, FaultKind::WriteFails, FaultKind::WriteTears];
-    assert!(counted("Io") >= struck(&errors), "{why}");
-    assert!(counted("Short") >= struck(&[FaultKind::ReadStopsShort]), "{why}");
+    assert_eq!(counted("read_io"), struck(&[FaultKind::ReadFails]), "{why}");
+    assert_eq!(counted("read_short"), struck(&[FaultKind::ReadStopsShort]), "{why}");
+    let failed = struck(&[FaultKind::WriteFails, FaultKind::WriteTears]);
+    assert_eq!(counted("write_io"), failed, "{why}");
+    assert_eq!(stats.replicas_failed, failed, "{stats:#?}");
     let damaged = [FaultKind::ReadIsTruncated, FaultKind::ReadFlipsBit];
     assert!(tier.corrupt_reads >= struck(&damaged), "{why}");
     let lost = struck(&[FaultKind::ReadFindsItDeleted]);
     assert!(tier.lost_chunks >= lost, "{why}");
-    let failed = struck(&[FaultKind::WriteFails, FaultKind::WriteTears]);
-    assert!(stats.replicas_failed >= failed, "{stats:#?}");
 }
 
 #[test]
