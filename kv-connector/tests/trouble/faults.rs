@@ -190,11 +190,13 @@ fn bytes_damaged_in_every_tier_are_a_miss_and_may_be_stored_again() {
     let damage = FaultPlan::NONE.with(FaultKind::WriteFlipsBit, When::Every(1));
     faults.iter().for_each(|faults| faults.set_plan(damage.clone()));
     fill_tiers(&engine, &known);
-    assert!(none_hit(&load(&engine, &known).1));
+    let (_, outcomes) = load(&engine, &known);
+    assert!(none_hit(&outcomes), "{outcomes:?}");
     assert_eq!(engine.lookup(&known).prefix_hits(), 0, "a damaged chunk is still named");
     faults.iter().for_each(|faults| faults.set_plan(FaultPlan::NONE));
     fill_tiers(&engine, &known);
-    assert!(all_hit(&load(&engine, &known).1));
+    let (_, outcomes) = load(&engine, &known);
+    assert!(all_hit(&outcomes), "{outcomes:?} {:#?}", engine.stats());
 }
 
 #[test]
