@@ -25,18 +25,13 @@ impl Loom {
     pub(crate) fn run(self) -> Result<()> {
         let mut crates = crates_with_loom(metadata::packages()?);
         crates.retain(|name| self.package.as_ref().is_none_or(|wanted| wanted == name));
-        ensure!(!crates.is_empty(), "no such crate depends on loom");
-        let mut all = Tally::default();
-        for name in crates {
-            all += explore(&name)?.0;
+        let tally = explore(&crates)?;
+        for name in &crates {
+            println!("{name}: {} loom tests passed", count(&tally, name));
         }
-        println!(
-            "{} loom tests passed, {} failed (at most {} preemptions)",
-            all.passed,
-            all.failed,
-            preemptions()
-        );
-        ensure!(all.failed == 0, "loom found a bad interleaving");
+        let (passed, failed) = (tally.passed, tally.failed);
+        println!("{passed} passed, {failed} failed (at most {} preemptions)", preemptions());
+        ensure!(failed == 0, "loom found a bad interleaving");
         Ok(())
     }
 }
@@ -53,34 +48,38 @@ pub(crate) fn crates_with_loom(packages: Vec<Package>) -> Vec<String> {
     packages.into_iter().filter(knows_loom).map(|package| package.name).collect()
 }
 
-/// Runs the loom tests of one crate; the seconds include the build.
+/// How many loom tests of `package` passed.
+pub(crate) fn count(tally: &Tally, package: &str) -> usize {
+    let program = format!("{} ", package.replace('-', "_"));
+    tally.names.iter().filter(|name| name.starts_with(&program)).count()
+}
+
+/// Runs the loom tests of these crates.
 ///
 /// # Errors
-/// If they fail, or if there are none: a crate that depends on loom and tests nothing with it has lost its tests.
-pub(crate) fn explore(package: &str) -> Result<(Tally, f64)> {
-    println!("loom: {package}, at most {} preemptions", preemptions());
+/// If they do not build, or if one has none: a crate that depends on loom and tests nothing with it lost its tests.
+pub(crate) fn explore(packages: &[String]) -> Result<Tally> {
+    ensure!(!packages.is_empty(), "no such crate depends on loom");
+    println!("loom: {}, at most {} preemptions", packages.join(", "), preemptions());
+    let mut command = run::cargo();
     // --cfg loom changes every dependency, hence the directory.
-    let finished = run::logged(
-        &format!("loom {package}"),
-        run::cargo()
-            .args([
-                "test",
-                "--locked",
-                "--profile=loom",
-                "--lib",
-                "--target-dir=target/loom",
-                "--package",
-                package,
-            ])
-            .args(["loom", "--", "--show-output"])
-            .env("RUSTFLAGS", "--cfg loom")
-            .env("LOOM_MAX_PREEMPTIONS", preemptions()),
-    )?;
+    command.args([
+        "test",
+        "--locked",
+        "--no-fail-fast",
+        "--profile=loom",
+        "--lib",
+        "--target-dir=target/loom",
+    ]);
+    command.args(packages.iter().map(|name| format!("--package={name}")));
+    command.args(["loom", "--", "--show-output"]);
+    command.env("RUSTFLAGS", "--cfg loom").env("LOOM_MAX_PREEMPTIONS", preemptions());
+    let finished = run::logged("loom", &mut command)?;
     let tally = Tally::read(&finished.log);
-    ensure!(
-        finished.success || tally.failed > 0,
-        "the loom tests of {package} do not build or were killed"
-    );
-    ensure!(tally.passed + tally.failed > 0, "{package} depends on loom but has no loom tests");
-    Ok((tally, finished.seconds))
+    ensure!(finished.success || tally.failed > 0, "the loom tests do not build, or one was killed");
+    for name in packages {
+        let none = tally.failed == 0 && count(&tally, name) == 0;
+        ensure!(!none, "{name} depends on loom but has no loom tests");
+    }
+    Ok(tally)
 }

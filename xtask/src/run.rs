@@ -8,7 +8,6 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
-    time::Instant,
 };
 
 use anyhow::{Context, Result};
@@ -31,7 +30,6 @@ pub(crate) fn cargo() -> Command {
 /// What became of a command that ran.
 pub(crate) struct Finished {
     pub(crate) success: bool,
-    pub(crate) seconds: f64,
     /// Standard output and standard error, interleaved as they came.
     pub(crate) log: String,
 }
@@ -44,13 +42,12 @@ pub(crate) fn logged(name: &str, command: &mut Command) -> Result<Finished> {
     let directory = root().join("target/xtask");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let path = directory.join(format!("{}.log", name.replace(' ', "-")));
-    let begun = Instant::now();
     let (success, log) = capture(command).with_context(|| format!("run {command:?}"))?;
     fs::write(&path, &log).with_context(|| format!("write {}", path.display()))?;
     if !success {
         println!("{log}\nfailed: {command:?}\n(this output is kept in {})", path.display());
     }
-    Ok(Finished { success, seconds: begun.elapsed().as_secs_f64(), log })
+    Ok(Finished { success, log })
 }
 
 /// Runs `command` with the terminal as it is.

@@ -9,8 +9,10 @@ pub(crate) struct Tally {
     pub(crate) failed: u64,
     /// One `<what>: <why> (<test>)` for each thing that a test could not do on this machine.
     pub(crate) skips: Vec<String>,
-    /// The tests that passed, each with its program: `tests/memory.rs a_full_tier_evicts`.
+    /// The tests that passed, each with its program: `tests/memory.rs a_full_tier_evicts`, `kv_chunk key::tests::x`.
     pub(crate) names: Vec<String>,
+    /// The tests that failed, likewise.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Tally {
@@ -20,7 +22,7 @@ impl Tally {
         let (mut program, mut test) = ("", "");
         for line in log.lines() {
             if let Some(running) = line.trim_start().strip_prefix("Running ") {
-                program = running.split(" (").next().unwrap_or_default();
+                program = program_name(running);
             } else if let Some(crate_name) = line.trim_start().strip_prefix("Doc-tests ") {
                 program = crate_name;
             } else if let Some((passed, failed)) = result_line(line) {
@@ -30,8 +32,9 @@ impl Tally {
                 test = header;
             } else if let Some(skip) = line.trim_start().strip_prefix("SKIP ") {
                 tally.skips.push(format!("{} ({program} {test})", skip.trim_end()));
-            } else if let Some(name) = passed_line(line) {
-                tally.names.push(format!("{program} {name}"));
+            } else if let Some((name, passed)) = test_line(line) {
+                let list = if passed { &mut tally.names } else { &mut tally.failures };
+                list.push(format!("{program} {name}"));
             }
         }
         tally
@@ -49,12 +52,27 @@ impl AddAssign for Tally {
         self.failed += other.failed;
         self.skips.extend(other.skips);
         self.names.extend(other.names);
+        self.failures.extend(other.failures);
+    }
+}
+
+/// The crate's name for unit tests, the file for others: `tests/a.rs (target/debug/deps/a-0123)`.
+fn program_name(running: &str) -> &str {
+    let (what, path) = running.split_once(" (").unwrap_or((running, ""));
+    let binary = path.rsplit('/').next().and_then(|name| name.rsplit_once('-'));
+    match binary {
+        Some((name, _hash)) if what.starts_with("unittests") => name,
+        _ => what,
     }
 }
 
 /// `test a::b ... ok`
-fn passed_line(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... ok")
+fn test_line(line: &str) -> Option<(&str, bool)> {
+    match line.strip_prefix("test ")?.rsplit_once(" ... ")? {
+        (name, "ok") => Some((name, true)),
+        (name, "FAILED") => Some((name, false)),
+        _ => None,
+    }
 }
 
 /// `---- a::b stdout ----`
@@ -97,8 +115,9 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; fini
     fn counts_every_test_program() {
         let tally = Tally::read(LOG);
         assert_eq!((tally.passed, tally.failed), (2, 1));
-        let names = ["unittests src/lib.rs a::conformance_memory", "tests/conformance.rs c"];
+        let names = ["kv_a a::conformance_memory", "tests/conformance.rs c"];
         assert_eq!(tally.names, names);
+        assert_eq!(tally.failures, ["kv_a b"]);
         assert_eq!(tally.named("conformance"), 2);
     }
 

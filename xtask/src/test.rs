@@ -50,10 +50,8 @@ impl Test {
             let package = ["package", "--locked", "--workspace", "--allow-dirty"];
             succeeds("package", run::cargo().args(package).env("CARGO_PROFILE_DEV_DEBUG", "0"))
         })?;
-        for name in loom::crates_with_loom(packages) {
-            report
-                .tests(&format!("loom {name}"), || loom::explore(&name).map(|(tally, _)| tally))?;
-        }
+        let modelled = loom::crates_with_loom(packages);
+        report.tests("loom", || loom::explore(&modelled))?;
         report.finish()
     }
 }
@@ -127,7 +125,7 @@ impl Report {
                 if tally.failed > 0 {
                     note += &format!(", {} failed", tally.failed);
                 }
-                if name.starts_with("loom ") {
+                if name == "loom" {
                     note += &format!(", at most {} preemptions", loom::preemptions());
                 }
                 self.row(name, begun, tally.failed == 0, note);
@@ -173,6 +171,9 @@ impl Report {
         }
         let seconds: f64 = self.rows.iter().map(|row| row.seconds).sum();
         println!("{:<22} {seconds:>8.1}\n", "all");
+        for failure in &self.tally.failures {
+            println!("failed: {failure}");
+        }
         for skip in &self.tally.skips {
             println!("skipped: {skip}");
         }
