@@ -15,6 +15,9 @@ use crate::{
 const FLUSH_DEADLINE: Duration = Duration::from_secs(120);
 const CHUNKS_MIN: usize = 32;
 
+/// Reads of each tier: what else the machine does makes a tier look slower than it is, so the best of them counts.
+const READS: usize = 2;
+
 /// Each tier's rate when it alone serves one large step of whole chunks, in bytes/s.
 pub(crate) fn rates(
     config: &Config,
@@ -35,15 +38,19 @@ pub(crate) fn rates(
     let mut buffer = vec![0; keys.len() * chunk_bytes];
     let mut rates = Vec::new();
     for (tier, index) in config.tiers.iter().zip(0..) {
-        let (rate, delivered) = read_all(&engine, &keys, TierId(index), &mut buffer);
-        if delivered != keys.len() {
-            return Err(ReplayError::Alone {
-                name: tier.name.clone(),
-                delivered: delivered as u64,
-                wanted: keys.len() as u64,
-            });
+        let mut best: f64 = 0.0;
+        for _ in 0..READS {
+            let (rate, delivered) = read_all(&engine, &keys, TierId(index), &mut buffer);
+            if delivered != keys.len() {
+                return Err(ReplayError::Alone {
+                    name: tier.name.clone(),
+                    delivered: delivered as u64,
+                    wanted: keys.len() as u64,
+                });
+            }
+            best = best.max(rate);
         }
-        rates.push(rate);
+        rates.push(best);
         if !watch.step() {
             return Err(ReplayError::Stopped);
         }

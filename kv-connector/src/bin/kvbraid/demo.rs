@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,6 +16,7 @@ use kv_connector::{
 use crate::{
     args::{Defaults, TraceArgs},
     failure::Failure,
+    output,
     replay::show,
     watch::Bar,
 };
@@ -52,7 +54,7 @@ impl Demo {
         let mut options = CompareOptions::default();
         options.forward = self.trace.forward(&defaults)?;
         options.forward.drain = Duration::from_secs(10);
-        options.measure = ByteSize::mib(96);
+        options.measure = ByteSize::mib(48);
         let config = self.config(ByteSize(workload.chunk_bytes() as u64))?;
         let steps = Comparison::runs(&options) * workload.steps() + config.tiers.len();
         let bar = Bar::new(steps);
@@ -62,7 +64,14 @@ impl Demo {
         let _ = fs::remove_dir(self.dir.join("fast"))
             .and_then(|()| fs::remove_dir(self.dir.join("slow")));
         let _ = fs::remove_dir(&self.dir);
-        show(&comparison?, &workload, &self.trace)
+        show(&comparison?, &workload, &self.trace)?;
+        match (&self.tiers[..], shared_device(&config)) {
+            // The paced tiers are slower than the disk that they share.
+            ([], _) | (_, None) => Ok(()),
+            (_, Some((one, other))) => output::print(&format!(
+                "note: {one} and {other} lie on one device: they share its bandwidth and cannot add up\n"
+            )),
+        }
     }
 
     fn config(&self, chunk_bytes: ByteSize) -> Result<Config, Failure> {
@@ -80,6 +89,19 @@ impl Demo {
         config.check()?;
         Ok(config)
     }
+}
+
+/// Two tiers whose directories lie on one device.
+fn shared_device(config: &Config) -> Option<(&str, &str)> {
+    let mut seen: Vec<(u64, &str)> = Vec::new();
+    for tier in &config.tiers {
+        let Ok(metadata) = fs::metadata(tier.path.as_ref()?) else { continue };
+        if let Some((_, other)) = seen.iter().find(|(device, _)| *device == metadata.dev()) {
+            return Some((other, &tier.name));
+        }
+        seen.push((metadata.dev(), &tier.name));
+    }
+    None
 }
 
 fn paced(name: &str, directory: &Path, bytes_per_s: u64, window: u32) -> TierConfig {
