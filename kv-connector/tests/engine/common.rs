@@ -72,12 +72,15 @@ pub(crate) fn fill(engine: &Engine, keys: &[ChunkKey]) {
 }
 
 pub(crate) fn fill_sized(engine: &Engine, keys: &[ChunkKey], bytes: usize) {
-    for key in keys {
-        while engine.store(key, &payload_of(key, bytes)) != Stored::Staged {
-            assert!(engine.flush(SOON).drained);
+    // Few at a time: with staging memory full, chunks would give up their second replica.
+    for some in keys.chunks(4) {
+        for key in some {
+            while engine.store(key, &payload_of(key, bytes)) != Stored::Staged {
+                assert!(engine.flush(SOON).drained);
+            }
         }
+        assert!(engine.flush(SOON).drained);
     }
-    assert!(engine.flush(SOON).drained);
 }
 
 /// Loads `keys` from `tiers`, checks every byte of every hit, and gives the outcomes.
