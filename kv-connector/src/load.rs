@@ -60,6 +60,7 @@ type InMemory = (usize, Source, Arc<Record>);
 
 pub(crate) fn load(shared: &Shared, lease: &Lease, wants: &mut [Want<'_>]) -> StepReport {
     let started = Instant::now();
+    let _span = tracing::debug_span!("step", wanted = wants.len()).entered();
     let report = StepReport::new(wants.len(), shared.tiers.len());
     let to_keep = Vec::new();
     let mut load = Load { shared, wants, groups: Vec::new(), open: 0, to_keep, report };
@@ -75,7 +76,7 @@ pub(crate) fn load(shared: &Shared, lease: &Lease, wants: &mut [Want<'_>]) -> St
         lock_plain(&shared.totals).count_step(&report);
     }
     let (hits, bytes) = (report.hits(), report.storage_bytes);
-    tracing::debug!(wanted = report.wanted, hits, storage_bytes = bytes, "step");
+    tracing::debug!(hits, storage_bytes = bytes, seconds = report.seconds, "step done");
     report
 }
 
@@ -85,14 +86,14 @@ impl<'a> Load<'a, '_> {
         self.group();
         let in_memory = self.find_in_memory(lease);
         let running = self.start_reads(&in_memory);
-        let copying = Instant::now();
         for (group, source, record) in in_memory {
+            let copying = Instant::now();
             self.copy_record(group, source, &record);
+            self.report.memory_s += copying.elapsed().as_secs_f64();
             if let Some(running) = &running {
                 self.take_arrived(running);
             }
         }
-        self.report.memory_s = copying.elapsed().as_secs_f64();
         if let Some(running) = running {
             self.finish_reads(&running, deadline);
         }
