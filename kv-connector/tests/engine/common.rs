@@ -8,8 +8,8 @@ use kv_connector::{
 };
 use kv_tiers::{MemoryConfig, MemoryTier, Tier};
 
-/// Two and a half blocks: pieces are possible, the last block is short.
-pub(crate) const CHUNK_BYTES: usize = 5 << 19;
+/// Small, so that tests move few bytes: those that need blocks of a chunk say so.
+pub(crate) const CHUNK_BYTES: usize = 5 << 17;
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) fn key(n: u64) -> ChunkKey {
@@ -45,13 +45,13 @@ pub(crate) fn payload_of(key: &ChunkKey, bytes: usize) -> Vec<u8> {
     payload
 }
 
-/// A configuration of small memory: 4 MiB chunks, `cache` cached, 16 MiB of staging.
+/// A configuration of small memory: chunks of 1 MiB at most, `cache` cached, 16 MiB of staging.
 pub(crate) fn config(tiers: &[(&str, ByteSize)], cache: ByteSize) -> Config {
     let tiers = tiers.iter().map(|(name, capacity)| TierConfig::memory(name, *capacity));
     let mut config = Config::new(tiers.collect());
-    config.engine.chunk_bytes_max = ByteSize::mib(4);
+    config.engine.chunk_bytes_max = ByteSize::mib(1);
     config.engine.host_cache = cache;
-    config.engine.staging = ByteSize::mib(64);
+    config.engine.staging = ByteSize::mib(16);
     config.engine.cache_stores = false;
     config
 }

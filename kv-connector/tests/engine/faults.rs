@@ -228,6 +228,7 @@ fn pieces_of_two_stagings_are_never_combined() {
     const BYTES: usize = 6 << 20;
     let mut config = two_tiers();
     config.engine.chunk_bytes_max = ByteSize::mib(8);
+    config.engine.staging = ByteSize::mib(64);
     config.tiers.iter_mut().for_each(|tier| tier.window = 1);
     let arenas = arenas(&config);
     let payloads = [vec![0xAA; BYTES], vec![0xBB; BYTES]];

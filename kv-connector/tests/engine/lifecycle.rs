@@ -48,13 +48,14 @@ fn closing_writes_what_is_staged_and_refuses_what_comes_later() {
 
 fn nvme_config(directory: &std::path::Path) -> Config {
     let tier = |name: &str| {
-        let mut tier = TierConfig::nvme(name, directory.join(name), ByteSize::mib(64));
-        tier.segment = Some(ByteSize::mib(16));
+        let mut tier = TierConfig::nvme(name, directory.join(name), ByteSize::mib(16));
+        tier.segment = Some(ByteSize::mib(4));
         tier
     };
     let mut config = Config::new(vec![tier("fast"), tier("slow")]);
+    config.engine.chunk_bytes_max = ByteSize::mib(1);
     config.engine.host_cache = ByteSize(0);
-    config.engine.staging = ByteSize::mib(64);
+    config.engine.staging = ByteSize::mib(16);
     config
 }
 
@@ -92,7 +93,7 @@ fn a_directory_serves_one_engine_at_a_time() {
 
 #[test]
 fn leased_chunks_are_all_there_however_many_are_stored_meanwhile() {
-    let engine = Engine::open(one_tier(ByteSize::mib(32))).unwrap();
+    let engine = Engine::open(one_tier(ByteSize::mib(8))).unwrap();
     let leased = keys(0..6);
     fill(&engine, &leased);
     let lease = engine.lookup(&leased);
@@ -115,8 +116,8 @@ fn leased_chunks_are_all_there_however_many_are_stored_meanwhile() {
 
 #[test]
 fn chunks_that_only_memory_holds_are_there_while_leased() {
-    let mut config = one_tier(ByteSize::mib(16));
-    config.engine.host_cache = ByteSize::mib(24);
+    let mut config = one_tier(ByteSize::mib(4));
+    config.engine.host_cache = ByteSize::mib(6);
     let engine = Engine::open(config).unwrap();
     let (first, churn) = (keys(0..2), keys(10..20));
     fill(&engine, &first);
@@ -139,7 +140,7 @@ fn chunks_that_only_memory_holds_are_there_while_leased() {
 #[test]
 fn events_tell_what_each_tier_holds() {
     let held = Arc::new(Mutex::new(std::collections::BTreeSet::new()));
-    let mut config = config(&[("a", ByteSize::mib(24)), ("b", ByteSize::mib(48))], ByteSize(0));
+    let mut config = config(&[("a", ByteSize::mib(6)), ("b", ByteSize::mib(12))], ByteSize(0));
     config.observer = Some(Observer::new({
         let held = Arc::clone(&held);
         move |event| {
@@ -165,8 +166,8 @@ fn events_tell_what_each_tier_holds() {
 #[test]
 fn threads_load_and_store_at_once_without_a_wrong_byte() {
     let mut config =
-        config(&[("a", ByteSize::mib(96)), ("b", ByteSize::mib(64))], ByteSize::mib(20));
-    config.engine.read_buffer = Some(ByteSize::mib(36));
+        config(&[("a", ByteSize::mib(24)), ("b", ByteSize::mib(16))], ByteSize::mib(5));
+    config.engine.read_buffer = Some(ByteSize::mib(9));
     let engine = Engine::open(config).unwrap();
     fill(&engine, &keys(0..16));
     let done = AtomicBool::new(false);
@@ -205,7 +206,7 @@ fn threads_load_and_store_at_once_without_a_wrong_byte() {
 #[test]
 fn a_full_staging_memory_refuses_and_recovers() {
     let mut config = one_tier(ByteSize::gib(1));
-    config.engine.staging = ByteSize::mib(9);
+    config.engine.staging = ByteSize::kib(2304);
     config.engine.write_max_age_ms = 3_600_000;
     let engine = Engine::open(config).unwrap();
     engine.forward_ended();
@@ -231,7 +232,7 @@ fn ask(path: &std::path::Path, request: &str) -> String {
 fn the_socket_answers_the_owner_only_and_goes_with_the_engine() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("kvbraid.sock");
-    let mut config = one_tier(ByteSize::mib(64));
+    let mut config = one_tier(ByteSize::mib(16));
     config.engine.socket = Some(path.clone());
     let engine = Engine::open(config.clone()).unwrap();
     fill(&engine, &keys(0..3));
@@ -261,7 +262,7 @@ fn the_socket_answers_the_owner_only_and_goes_with_the_engine() {
 
 #[test]
 fn dropping_an_idle_engine_takes_no_time_to_speak_of() {
-    let engine = Engine::open(one_tier(ByteSize::mib(64))).unwrap();
+    let engine = Engine::open(one_tier(ByteSize::mib(16))).unwrap();
     let closed = engine.close(Duration::from_secs(20));
     assert_eq!((closed.drained, closed.leaked_threads), (true, 0));
 }

@@ -52,7 +52,7 @@ fn a_forward_pass_lets_young_chunks_be_written() {
 
 #[test]
 fn a_loaded_chunk_is_served_from_the_host_cache_next_time() {
-    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(64))).unwrap();
+    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(16))).unwrap();
     let keys = keys(0..8);
     fill(&engine, &keys);
     let (first, _) = load(&engine, &keys);
@@ -64,7 +64,7 @@ fn a_loaded_chunk_is_served_from_the_host_cache_next_time() {
 
 #[test]
 fn stored_chunks_stay_in_the_host_cache_if_configured() {
-    let mut config = config(&two_tiers(), ByteSize::mib(64));
+    let mut config = config(&two_tiers(), ByteSize::mib(16));
     config.engine.cache_stores = true;
     let engine = Engine::open(config).unwrap();
     fill(&engine, &keys(0..4));
@@ -111,8 +111,8 @@ fn a_want_is_read_from_the_tiers_it_allows_only() {
 
 #[test]
 fn a_step_may_be_larger_than_the_memory_it_lands_in() {
-    let mut config = config(&two_tiers(), ByteSize::mib(8));
-    config.engine.read_buffer = Some(ByteSize::mib(34));
+    let mut config = config(&two_tiers(), ByteSize::mib(2));
+    config.engine.read_buffer = Some(ByteSize::kib(8704));
     let engine = Engine::open(config).unwrap();
     assert!(engine.stats().read_memory.free_slots < 16);
     let keys = keys(0..100);
@@ -135,12 +135,12 @@ fn one_chunk_wanted_twice_is_read_once_and_copied_twice() {
 
 #[test]
 fn a_destination_of_another_length_is_a_miss_beside_hits() {
-    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(64))).unwrap();
+    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(16))).unwrap();
     fill(&engine, &keys(0..3));
     // From storage, then from the host cache.
     for _ in 0..2 {
         let keys = [key(0), key(0), key(1), key(2)];
-        let lengths = [CHUNK_BYTES, 100, CHUNK_BYTES + 1, 2 << 20];
+        let lengths = [CHUNK_BYTES, 100, CHUNK_BYTES + 1, 1 << 20];
         let lease = engine.lookup(&keys);
         let mut buffers: Vec<Vec<u8>> = lengths.map(|length| vec![0; length]).into();
         let pairs = keys.iter().zip(&mut buffers);
@@ -154,7 +154,9 @@ fn a_destination_of_another_length_is_a_miss_beside_hits() {
 
 #[test]
 fn payloads_of_every_shape_come_back() {
-    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(32))).unwrap();
+    let mut config = config(&two_tiers(), ByteSize::mib(32));
+    config.engine.chunk_bytes_max = ByteSize::mib(4);
+    let engine = Engine::open(config).unwrap();
     for (n, bytes) in
         [0, 1, 4095, 4096, 1 << 20, (1 << 20) + 1, (3 << 20) + 1, (4 << 20) - 5, 4 << 20]
             .into_iter()
@@ -175,7 +177,7 @@ fn payloads_of_every_shape_come_back() {
 
 #[test]
 fn chunks_that_nobody_stored_are_misses() {
-    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(32))).unwrap();
+    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(8))).unwrap();
     fill(&engine, &keys(0..2));
     let lease = engine.lookup(&keys(0..4));
     assert_eq!((lease.hits(), lease.prefix_hits()), (&[true, true, false, false][..], 2));
@@ -188,7 +190,7 @@ fn chunks_that_nobody_stored_are_misses() {
 
 #[test]
 fn statistics_agree_with_each_other() {
-    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(32))).unwrap();
+    let engine = Engine::open(config(&two_tiers(), ByteSize::mib(8))).unwrap();
     fill(&engine, &keys(0..6));
     let _ = load(&engine, &keys(0..9));
     let _ = load(&engine, &keys(3..6));
