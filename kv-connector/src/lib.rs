@@ -5,7 +5,6 @@
 //!
 //! ```
 //! use std::time::Duration;
-//!
 //! use kv_chunk::{KeySpace, Namespace};
 //! use kv_connector::{ByteSize, Config, Engine, TierConfig, Want};
 //!
@@ -51,6 +50,7 @@ pub mod replay;
 mod report;
 mod shared;
 mod size;
+#[cfg_attr(loom, path = "socket_absent.rs")]
 mod socket;
 mod stats;
 mod step;
