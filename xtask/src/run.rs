@@ -12,6 +12,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use crate::tally;
+
 /// The directory of the root `Cargo.toml`.
 pub(crate) fn root() -> PathBuf {
     let here = env::var_os("CARGO_MANIFEST_DIR")
@@ -34,7 +36,8 @@ pub(crate) struct Finished {
     pub(crate) log: String,
 }
 
-/// Runs `command` to its end; its output goes to `target/xtask/<name>.log`, and to the screen as well if it fails.
+/// Runs `command` to its end; its output goes to `target/xtask/<name>.log`, and what of it is trouble
+/// to the screen if it fails.
 ///
 /// # Errors
 /// If the command cannot be started or its log cannot be written; a command that fails is not an error here.
@@ -45,7 +48,11 @@ pub(crate) fn logged(name: &str, command: &mut Command) -> Result<Finished> {
     let (success, log) = capture(command).with_context(|| format!("run {command:?}"))?;
     fs::write(&path, &log).with_context(|| format!("write {}", path.display()))?;
     if !success {
-        println!("{log}\nfailed: {command:?}\n(this output is kept in {})", path.display());
+        println!(
+            "{}\nfailed: {command:?}\n(all of its output: {})",
+            tally::trouble(&log),
+            path.display()
+        );
     }
     Ok(Finished { success, log })
 }

@@ -80,6 +80,26 @@ fn output_header(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
+/// A log without what went well: crates that compiled, tests that passed and what those printed.
+pub(crate) fn trouble(log: &str) -> String {
+    let mut text = String::new();
+    let mut in_successes = false;
+    for line in log.lines() {
+        in_successes = match line {
+            "successes:" => true,
+            "failures:" => false,
+            _ => in_successes && !line.starts_with("test result: "),
+        };
+        let words = ["Compiling ", "Checking ", "Fresh ", "Downloaded ", "test result: ok. "];
+        let went_well = words.iter().any(|word| line.trim_start().starts_with(word));
+        if !in_successes && !went_well && !matches!(test_line(line), Some((_, true))) {
+            text += line;
+            text.push('\n');
+        }
+    }
+    text
+}
+
 /// `test result: ok. 12 passed; 0 failed; 0 ignored; ...`
 fn result_line(line: &str) -> Option<(u64, u64)> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
@@ -127,6 +147,15 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; fini
             Tally::read(LOG).skips,
             ["io_uring: denied by seccomp (tests/conformance.rs c)"]
         );
+    }
+
+    #[test]
+    fn trouble_is_what_did_not_pass() {
+        let text = trouble(LOG);
+        assert!(text.contains("test b ... FAILED") && text.contains("tests/conformance.rs"));
+        assert!(!text.contains("... ok") && !text.contains("SKIP"), "{text}");
+        let log = "successes:\n  a\nfailures:\n---- b stdout ----\nbroken\n";
+        assert_eq!(trouble(log), "failures:\n---- b stdout ----\nbroken\n");
     }
 
     #[test]
