@@ -43,12 +43,12 @@ pub(crate) struct Demo {
 impl Demo {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let defaults = Defaults {
-            requests: 200,
+            requests: 180,
             // Scaled to the paces: a model of 192 KiB a token would have chunks of 96 MiB.
             chunk_bytes: ByteSize::kib(96),
             // The slice holds one request in twelve of the trace: its minute is a busy server's five seconds.
             step_ms: 60_000,
-            forward_tokens_per_s: 300_000.0,
+            forward_tokens_per_s: 320_000.0,
         };
         let workload = self.trace.workload(&defaults)?;
         let mut options = CompareOptions::default();
@@ -77,8 +77,8 @@ impl Demo {
     fn config(&self, chunk_bytes: ByteSize) -> Result<Config, Failure> {
         let mut config = Config::new(match self.tiers.as_slice() {
             [] => vec![
-                paced("fast", &self.dir, FAST_BYTES_PER_S, 8),
-                paced("slow", &self.dir, SLOW_BYTES_PER_S, 3),
+                paced("fast", &self.dir, FAST_BYTES_PER_S, 12),
+                paced("slow", &self.dir, SLOW_BYTES_PER_S, 4),
             ],
             named => named.iter().map(|tier| real(tier)).collect::<Result<_, _>>()?,
         });
