@@ -3,7 +3,9 @@
 use std::thread;
 
 use kv_chunk::{ChunkKey, Namespace};
-use kv_connector::{ByteSize, Engine, EngineError, MissReason, Outcome, Stored, Want};
+use kv_connector::{
+    ByteSize, Engine, EngineError, MissReason, Outcome, Stored, ThrottleSection, Want,
+};
 
 use crate::common::*;
 
@@ -148,4 +150,45 @@ fn a_chunk_that_is_evicted_while_it_is_read_is_right_or_a_miss() {
         }
     });
     assert!(engine.stats().tiers[0].evictions > 0, "nothing was evicted");
+}
+
+#[test]
+fn two_copies_of_a_chunk_that_differ_are_never_mixed() {
+    const BYTES: usize = (6 << 20) + 5;
+    let root = tempfile::tempdir().unwrap();
+    let both = || {
+        let mut config = file_config(root.path(), 2, ByteSize::mib(64));
+        config.engine.chunk_bytes_max = ByteSize::mib(7);
+        config
+    };
+    // Recomputed after one tier lost it: each tier holds another version under the same key.
+    let known = keys(0..4);
+    for version in [0_u8, 1] {
+        let mut config = both();
+        config.tiers = vec![config.tiers.swap_remove(usize::from(version))];
+        let engine = Engine::open(config).unwrap();
+        for key in &known {
+            assert_eq!(engine.store(key, &vec![version; BYTES]), Stored::Staged);
+        }
+        assert!(engine.flush(PATIENCE).drained);
+    }
+    // Slow enough that the tiers share what is left, in pieces.
+    let mut config = both();
+    for (tier, mb_per_s) in config.tiers.iter_mut().zip([200, 150]) {
+        tier.throttle = Some(ThrottleSection::new(ByteSize(mb_per_s * 1_000_000)));
+    }
+    let engine = Engine::open(config).unwrap();
+    for round in 0..12 {
+        let known = &known[..1 + round % 4];
+        let lease = engine.lookup(known);
+        let mut buffers = vec![vec![9; BYTES]; known.len()];
+        let mut wants: Vec<_> =
+            known.iter().zip(&mut buffers).map(|(key, dest)| Want::new(key, dest)).collect();
+        let report = engine.load(&lease, &mut wants);
+        assert_eq!(report.hits(), known.len() as u64, "{report:?}");
+        for want in &wants {
+            let version = want.dest[0];
+            assert!(version < 2 && want.dest.iter().all(|byte| *byte == version), "mixed");
+        }
+    }
 }
