@@ -4,7 +4,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
     Outcome, Verdict,
-    case::{Case, Ended},
+    case::Case,
+    model::Ended,
     reads::{small_arena, take},
 };
 use crate::{ErrorKind, RejectReason, Rejected, record_bytes};

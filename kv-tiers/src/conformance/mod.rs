@@ -20,6 +20,7 @@
 mod case;
 mod content;
 mod lifecycle;
+mod model;
 mod random;
 mod reads;
 mod space;

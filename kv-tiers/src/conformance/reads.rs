@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use kv_chunk::{BLOCK_BYTES, HEADER_BYTES, block_count};
 
-use super::{
-    Outcome, Verdict,
-    case::{Case, Ended},
-};
+use super::{Outcome, Verdict, case::Case, model::Ended};
 use crate::{Arena, ArenaConfig, Op, RejectReason, Rejected, Slot};
 
 /// More ops than this are not worth their memory.

@@ -1,9 +1,6 @@
 //! Rules of room: removal, the cap, eviction.
 
-use super::{
-    Outcome, Verdict,
-    case::{Case, Ended},
-};
+use super::{Outcome, Verdict, case::Case, model::Ended};
 use crate::{ErrorKind, record_bytes};
 
 /// Writes of the smallest chunks are bounded too, where a cap would take very many.

@@ -1,9 +1,6 @@
 //! Rules of writing.
 
-use super::{
-    Outcome, Verdict,
-    case::{Case, Ended},
-};
+use super::{Outcome, Verdict, case::Case, model::Ended};
 use crate::{ErrorKind, Op, RejectReason, Rejected};
 
 /// Long enough, by the harness's clock, that a write which does not wait would have ended.
