@@ -32,6 +32,8 @@ use crate::nvme::{
     transfer::{Direction, Memory, Progress, Run, Sizing, Transfer},
 };
 
+/// Its own memory, from which requests are served; beyond it glommio takes fresh pages for each request.
+const IO_MEMORY_BYTES: usize = 64 << 20;
 /// How long its thread may take to start, and to end.
 const THREAD_WAIT: Duration = Duration::from_secs(10);
 
@@ -86,6 +88,7 @@ impl Glommio {
         let thread = LocalExecutorBuilder::new(Placement::Unbound)
             .name("kv-tier-glommio")
             .ring_depth(entries as usize)
+            .io_memory(IO_MEMORY_BYTES)
             .spawn(move || serve(theirs, sender, wake))
             .map_err(io::Error::from)?;
         if answers.recv_timeout(THREAD_WAIT).is_err() {
