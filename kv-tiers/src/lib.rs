@@ -64,7 +64,7 @@ pub use crate::{
     arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Slot},
     error::{ErrorKind, IoContext, TierError},
     memory::{MemoryConfig, MemoryTier},
-    nvme::{IoEngine, NvmeConfig, NvmeDetail, NvmeTier},
+    nvme::{Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier},
     op::{Completion, Op, OpId, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
     tier::{Capabilities, EvictionGuard, Held, IoMode, Tier, TierStats, Unguarded},

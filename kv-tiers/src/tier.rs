@@ -59,6 +59,9 @@ pub trait Tier: fmt::Debug + Send {
     fn contains(&self, digest: Digest) -> Option<Held>;
 
     /// Makes a chunk unreadable at once, and its space free once reads of it have completed. False: not held.
+    ///
+    /// A process that dies before [`TierStats::removals_pending`] is 0 again may find it held at the next open; what
+    /// drives that on is [`poll`](Tier::poll).
     fn remove(&mut self, digest: Digest, now_ns: u64) -> bool;
 
     /// Visits every readable chunk, in no order.
@@ -177,6 +180,8 @@ pub struct TierStats {
     pub device_requests: u64,
     /// Chunks dropped to make room.
     pub evictions: u64,
+    /// Chunks that are removed here and may still be found by the next open, should the process die now.
+    pub removals_pending: u64,
     /// Reads and writes that failed, by kind.
     pub errors: Vec<(crate::ErrorKind, u64)>,
     /// Highest number of ops in flight seen.

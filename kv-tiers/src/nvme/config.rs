@@ -40,6 +40,9 @@ pub struct NvmeConfig {
     pub allow: IoMode,
     /// Who moves the bytes.
     pub engine: IoEngine,
+    /// For tools: nothing in the directory is mended, tidied or shrunk to the cap at open, and writes are refused.
+    /// `remove` works.
+    pub look_only: bool,
     /// How long dropping the tier waits for what is in flight before it leaks it.
     pub drop_wait: Duration,
 }
@@ -77,6 +80,7 @@ impl NvmeConfig {
             threads: 8,
             allow: IoMode::ALL,
             engine: IoEngine::Own,
+            look_only: false,
             drop_wait: Duration::from_secs(5),
         }
     }

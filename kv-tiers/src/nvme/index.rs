@@ -305,6 +305,13 @@ impl Index {
         segment.slots[entry.place.slot as usize].readers > 0
     }
 
+    /// Whether a removed chunk in this slot is still being read.
+    pub(super) fn is_doomed(&self, place: Place) -> bool {
+        let slot =
+            self.segments.get(&place.segment).and_then(|it| it.slots.get(place.slot as usize));
+        slot.is_some_and(|slot| slot.state == State::Doomed)
+    }
+
     /// Makes a chunk unreadable. `None`: not held.
     pub(super) fn doom(&mut self, digest: Digest) -> Option<Doomed> {
         let entry = self.forget(digest)?;

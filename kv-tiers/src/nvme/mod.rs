@@ -30,6 +30,7 @@ mod transfer;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
     process,
     sync::Arc,
 };
@@ -67,6 +68,32 @@ pub struct NvmeDetail {
     pub newer_chunks: u64,
     /// Segments dropped at open since they were damaged or beyond the cap.
     pub dropped_segments: u64,
+    /// Slots found at open with a header that is not whole: what an interrupted write leaves, or damage.
+    pub torn_slots: u64,
+}
+
+/// A file or slot that is no chunk of the store, found at open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// Which file.
+    pub path: PathBuf,
+    /// What about it.
+    pub kind: FindingKind,
+    /// In words.
+    pub why: String,
+}
+
+/// Kinds of [`Finding`]s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// Not ours, or of a later version: it counts against the cap and is never touched.
+    LeftAlone,
+    /// Left by an interrupted run.
+    Leftover,
+    /// Ours, and damaged beyond use.
+    Damaged,
 }
 
 /// A tier on a local disk.
@@ -97,6 +124,7 @@ pub struct NvmeTier {
     closed: bool,
     stats: TierStats,
     detail: NvmeDetail,
+    findings: Vec<Finding>,
     /// Last: the directory is free again when all else is gone.
     _lock: DirectoryLock,
 }
@@ -123,6 +151,21 @@ impl NvmeTier {
         }
     }
 
+    /// What was found at open besides chunks.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// Removed chunks that a crash would bring back: their headers still stand on the medium.
+    fn removals_pending(&self) -> u64 {
+        let pending = |job: &&Job| match job {
+            Job::Wipe { .. } => true,
+            Job::Read { place, .. } => self.index.is_doomed(*place),
+            _ => false,
+        };
+        self.jobs.values().filter(pending).count() as u64
+    }
+
     fn is_foreign_process(&self) -> bool {
         process::id() != self.owner_pid
     }
@@ -136,6 +179,9 @@ impl NvmeTier {
 
     fn reject_reason(&self, op: &Op) -> Option<RejectReason> {
         if self.closed || self.is_foreign_process() {
+            return Some(RejectReason::Closed);
+        }
+        if self.config.look_only && matches!(op, Op::Write(_)) {
             return Some(RejectReason::Closed);
         }
         let fits = match op {
@@ -254,6 +300,7 @@ impl Tier for NvmeTier {
             used_bytes: self.space.used_bytes(),
             capacity_bytes: self.config.capacity_bytes,
             chunks: self.index.len() as u64,
+            removals_pending: self.removals_pending(),
             device_requests: self.backend.as_ref().map_or(0, |backend| backend.requests()),
             ..self.stats.clone()
         }

@@ -71,6 +71,7 @@ impl NvmeTier {
             closed: false,
             stats: TierStats { io_mode: chosen.mode, ..TierStats::default() },
             detail: NvmeDetail::default(),
+            findings: Vec::new(),
             config,
             _lock: lock,
         };

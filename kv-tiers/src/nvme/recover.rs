@@ -1,13 +1,13 @@
 //! Rebuilds the index at open from the headers on the medium.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use kv_chunk::{ChunkHeader, HeaderError};
 
 use crate::{
     Held, TierError,
     nvme::{
-        NvmeTier,
+        Finding, FindingKind, NvmeTier,
         backend::Ended,
         class_of,
         files::{self, Found},
@@ -27,7 +27,11 @@ impl NvmeTier {
         self.find_segments()?;
         let torn = self.scan_slots()?;
         self.index.settle_recovery();
-        self.shrink_to_cap();
+        if self.config.look_only {
+            self.measure_space();
+        } else {
+            self.shrink_to_cap();
+        }
         for place in torn {
             if self.index.segment(place.segment).is_some() {
                 self.start_wipe(place);
@@ -59,11 +63,19 @@ impl NvmeTier {
                 Found::Segment(file, _) => self.leave_alone(file.path(), "it is of another store"),
                 Found::LeftAlone(path, why) => self.leave_alone(&path, &why),
                 Found::Damaged(path, what) => {
-                    tracing::warn!(path = %path.display(), what, "a damaged segment is removed");
-                    self.detail.dropped_segments += 1;
-                    files::remove(&path)?;
+                    if !self.config.look_only {
+                        tracing::warn!(path = %path.display(), what, "a damaged segment is removed");
+                        self.detail.dropped_segments += 1;
+                        files::remove(&path)?;
+                    }
+                    self.find(path, FindingKind::Damaged, what);
                 }
-                Found::Stale(path) => files::remove(&path)?,
+                Found::Stale(path) => {
+                    if !self.config.look_only {
+                        files::remove(&path)?;
+                    }
+                    self.find(path, FindingKind::Leftover, "an interrupted run left it");
+                }
             }
         }
         if let Some(uuid) = uuid {
@@ -76,6 +88,11 @@ impl NvmeTier {
         tracing::warn!(path = %path.display(), why, "a file is left alone; it counts against the cap");
         self.detail.left_alone_files += 1;
         self.index.reserve_ids_to(files::id_in(path).unwrap_or(0));
+        self.find(path.to_owned(), FindingKind::LeftAlone, why);
+    }
+
+    fn find(&mut self, path: PathBuf, kind: FindingKind, why: &str) {
+        self.findings.push(Finding { path, kind, why: why.to_owned() });
     }
 
     /// Reads the header of every slot. Returns the slots to wipe.
@@ -146,6 +163,10 @@ impl NvmeTier {
                 return self.index.recover_unusable(place);
             }
             _ => {}
+        }
+        self.detail.torn_slots += 1;
+        if self.config.look_only {
+            return self.index.recover_unusable(place);
         }
         self.index.recover_torn(place);
         torn.push(place);
