@@ -49,6 +49,7 @@ mod outcome;
 pub mod replay;
 mod report;
 mod shared;
+pub mod sim;
 mod size;
 #[cfg_attr(loom, path = "socket_absent.rs")]
 mod socket;

@@ -7,6 +7,7 @@ mod demo;
 mod failure;
 mod output;
 mod replay;
+mod sim;
 mod stat;
 mod watch;
 
@@ -28,6 +29,8 @@ enum Command {
     Replay(replay::Replay),
     /// Compare the policies on two tiers, paced 3:1 unless --tier names real directories.
     Demo(demo::Demo),
+    /// Run the router over modelled devices, in virtual time: no measurement.
+    Sim(sim::Sim),
     /// Print the counters of a running engine.
     Stat(stat::Stat),
 }
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Replay(replay) => replay.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Sim(sim) => sim.run(),
         Command::Stat(stat) => stat.run(),
     };
     match outcome {
