@@ -2,6 +2,7 @@
 
 mod criterion;
 mod machine;
+mod retrieval;
 
 use std::{fs, path::PathBuf};
 
@@ -15,6 +16,9 @@ use crate::{metadata, run};
 pub(crate) struct Bench {
     /// Only benches of this name or crate; `demo` is the whole engine on a real trace.
     name: Option<String>,
+    /// For `retrieval`: over modelled devices, in virtual time.
+    #[arg(long, requires = "name")]
+    model: bool,
 }
 
 /// One line of the summary.
@@ -44,6 +48,11 @@ impl Bench {
             println!("== demo");
             lines.extend(demo()?);
         }
+        if self.name.as_deref() == Some("retrieval") {
+            ensure!(self.model, "retrieval: say which one, --model");
+            println!("== retrieval --model");
+            lines.extend(retrieval::model()?);
+        }
         ensure!(!lines.is_empty(), "no bench has that name");
         println!("\n{:<16} {:<52} {:>24}", "bench", "what", "figure");
         for line in &lines {
@@ -63,7 +72,9 @@ fn write(name: &str, mut value: Value) -> Result<()> {
     value["bench"] = json!(name);
     value["machine"] = machine::describe();
     value["commit"] = json!(machine::commit());
-    value["parameters"] = criterion::parameters();
+    if value["parameters"].is_null() {
+        value["parameters"] = criterion::parameters();
+    }
     let path = directory().join(format!("{name}.json"));
     fs::create_dir_all(directory()).with_context(|| format!("create {}", directory().display()))?;
     fs::write(&path, serde_json::to_string_pretty(&value)? + "\n")
