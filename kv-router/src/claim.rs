@@ -6,16 +6,16 @@ use crate::lane::Lane;
 use crate::open_set::{End, OpenSet};
 use crate::pool::Chunk;
 use crate::slot::Token;
-use crate::{Claim, StepPool, Tail, TierId, TierMask};
+use crate::{Claim, StepPool, TierId, TierMask};
 
-/// Whether a claim may cut an untouched chunk of the tail into pieces.
+/// Whether a claim may cut a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Split {
     /// Where the configuration says so and the tail has begun.
     #[default]
     InTail,
-    /// Not now: other steps wait for the slots that more and smaller reads would take. Pieces of
-    /// a chunk that was cut before are claimed nevertheless.
+    /// Not now: other steps wait for the slots that more and smaller reads would take. What is left
+    /// of a chunk that was cut before is claimed nevertheless.
     Never,
 }
 
@@ -86,10 +86,10 @@ impl StepPool {
     /// Claims the chunk, or its next piece, if the tier may and something of it is unclaimed.
     fn take_part(&self, index: u32, tier: TierId, split: Split) -> Option<Claim> {
         let (slot, chunk) = self.at(index)?;
-        let cut = if self.cuts(split) { chunk.pieces } else { 1 };
-        let change = slot.update(|word| word.claim(tier, chunk.pieces, cut)).ok()?;
+        let most = if split == Split::InTail { self.parts_at_once(chunk) } else { chunk.parts };
+        let change = slot.update(|word| word.claim(tier, chunk.parts, most)).ok()?;
         self.account(chunk, &change);
-        if change.new.is_split() && !change.old.is_split() {
+        if change.new.unclaimed(chunk.parts) != 0 {
             self.publish(index);
         }
         if let Some(hedge) = &self.hedge {
@@ -98,10 +98,22 @@ impl StepPool {
         Some(chunk.claim(index, tier, change.with))
     }
 
-    fn cuts(&self, split: Split) -> bool {
-        split == Split::InTail
-            && self.config.tail == Tail::SplitAndDuplicate
-            && self.waiting.get().0 <= self.config.tail_chunks()
+    /// How many parts of the chunk a claim takes. The less is unclaimed for each place of a window,
+    /// the smaller the pieces: reads that end the step are short, and few are.
+    fn parts_at_once(&self, chunk: &Chunk) -> u8 {
+        if chunk.parts == 1 {
+            return 1;
+        }
+        let one_each = u64::from(chunk.blocks) * u64::from(chunk.places);
+        let unclaimed = u64::from(self.waiting.get().1);
+        let limits = if self.is_small() { SMALL_STEP } else { LARGE_STEP };
+        let halvings = limits.iter().take_while(|&&limit| unclaimed * UNIT < one_each * limit);
+        (chunk.parts >> halvings.count()).max(1)
+    }
+
+    /// Whether the step has no more than two chunks for each place.
+    fn is_small(&self) -> bool {
+        self.len() as u64 <= self.config.places() * 2
     }
 
     /// Lists a chunk that left its lane for the tiers that can read what is unclaimed of it. Comes
@@ -109,7 +121,7 @@ impl StepPool {
     pub(crate) fn publish(&self, index: u32) {
         let Some((slot, chunk)) = self.at(index) else { return };
         let word = slot.load();
-        if word.unclaimed(chunk.pieces) == 0 {
+        if word.unclaimed(chunk.parts) == 0 {
             return;
         }
         let tiers: TierMask = word.alive();
@@ -120,9 +132,16 @@ impl StepPool {
     }
 }
 
+/// Unclaimed chunks for each place below which pieces are halves, quarters and eighths, in units of
+/// `1 / UNIT`: 1, 1/4 and 1/16. Each halving makes more reads, and each read can stall.
+const LARGE_STEP: [u64; 3] = [80, 20, 5];
+/// The same for small steps, all of which are tail: 5/4, 1/2 and 1/5.
+const SMALL_STEP: [u64; 3] = [100, 40, 16];
+const UNIT: u64 = 80;
+
 impl Chunk {
     pub(crate) fn claim(&self, index: u32, tier: TierId, token: Token) -> Claim {
-        let range = if token.split { self.range(token.piece) } else { (0, self.blocks) };
+        let range = self.range(token.first, token.count);
         Claim {
             chunk: index,
             tier,
@@ -130,7 +149,8 @@ impl Chunk {
             blocks: range.1,
             bytes: self.bytes_of(range),
             duplicate: token.reader != 0,
-            attempt: token.attempt,
+            attempt: token.attempt(),
+            piece: token.count != self.parts,
             token,
         }
     }

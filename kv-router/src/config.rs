@@ -23,9 +23,10 @@ pub struct ChunkSpec {
 pub enum Tail {
     /// Nothing: every chunk is read whole and by one tier, unless that read fails.
     Whole,
-    /// Duplicate the oldest outstanding read; the first to deliver wins.
+    /// Duplicate the chunk whose latest read is oldest; the first to deliver wins.
     Duplicate,
-    /// Read the last chunks in pieces, and duplicate the oldest outstanding piece or chunk.
+    /// Read the last chunks in pieces that become smaller, and duplicate in the smallest pieces what
+    /// has been waited for longest.
     #[default]
     SplitAndDuplicate,
 }
@@ -38,8 +39,8 @@ pub struct PoolConfig {
     pub tiers: u8,
     /// The tier that claims from the head of the step; the others claim from the tail.
     pub fastest: TierId,
-    /// Reads each tier keeps in flight, by tier number. They say where the tail begins: when at
-    /// most twice their sum of chunks is unclaimed.
+    /// Reads each tier keeps in flight, by tier number. Their sum is the number of places among which
+    /// the last chunks are cut up.
     pub windows: [u16; MAX_TIERS as usize],
     /// What idle slots do at the end of the step.
     pub tail: Tail,
@@ -65,9 +66,9 @@ impl PoolConfig {
         }
     }
 
-    /// Unclaimed chunks at which the tail begins.
-    pub(crate) fn tail_chunks(&self) -> u32 {
-        self.windows.iter().take(usize::from(self.tiers)).map(|&w| 2 * u32::from(w)).sum()
+    /// Reads that all tiers together keep in flight.
+    pub(crate) fn places(&self) -> u64 {
+        self.windows.iter().take(usize::from(self.tiers)).map(|&window| u64::from(window)).sum()
     }
 
     /// The duplicates' byte budget for a step of `chunks` chunks and `bytes` bytes.

@@ -42,4 +42,10 @@ pub enum PoolError {
         /// The number given.
         chunks: usize,
     },
+    /// More blocks than a pool can count.
+    #[error("the step has {blocks} blocks: at most 2^31 - 1 fit one pool, split the step")]
+    TooManyBlocks {
+        /// The number given, over all chunks.
+        blocks: u64,
+    },
 }

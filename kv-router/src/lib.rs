@@ -24,7 +24,8 @@
 //! let again = pool.claim(nvme).expect("chunk 99 came back");
 //! assert_eq!(again.chunk, 99);
 //!
-//! assert_eq!(pool.complete(first), Delivery::First { chunk_done: true, step_done: false });
+//! let new = Delivery::First { new_bytes: 20 << 20, chunk_done: true, step_done: false };
+//! assert_eq!(pool.complete(first), new);
 //! # Ok::<(), kv_router::PoolError>(())
 //! ```
 

@@ -29,15 +29,16 @@ pub struct Claim {
     /// How often the chunk was started over (see [`reread_whole`](crate::StepPool::reread_whole)).
     /// Blocks of different attempts must not be combined.
     pub attempt: u8,
+    pub(crate) piece: bool,
     pub(crate) token: Token,
 }
 
 impl Claim {
-    /// Whether this is part of a chunk that is read in pieces, which other tiers may read too:
-    /// only pieces with equal `write_id` may be combined.
+    /// Whether this is less than the chunk. Other tiers may read other pieces, or the same blocks in
+    /// another piece: only reads with equal `write_id` may be combined.
     #[must_use]
     pub fn is_piece(&self) -> bool {
-        self.token.split
+        self.piece
     }
 }
 
@@ -45,8 +46,12 @@ impl Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Delivery {
-    /// The first good copy of these blocks: its bytes count.
+    /// The first good copy of these blocks, or of some of them: its bytes count. A read of a whole
+    /// chunk completes it, whatever pieces came before.
     First {
+        /// Payload bytes that no read delivered before. Over all reads of the chunk's last attempt
+        /// they add up to its bytes.
+        new_bytes: u64,
         /// All blocks of the chunk are now delivered.
         chunk_done: bool,
         /// All chunks of the step are now resolved. Reported exactly once a step, to one caller.

@@ -5,7 +5,7 @@ use crossbeam_utils::CachePadded;
 use crate::lane::Lane;
 use crate::open_set::OpenSet;
 use crate::report::TierCounters;
-use crate::slot::{Change, PIECES, Slot, Word};
+use crate::slot::{Change, PARTS, Slot, Word};
 use crate::sync::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::tail::Hedge;
 use crate::{ChunkSpec, ChunkStatus, MAX_TIERS, PoolConfig, PoolError, Tail, TierId, TierMask};
@@ -45,46 +45,68 @@ pub(crate) struct Chunk {
     /// Dense: an index into `rank_bytes`.
     rank: u16,
     pub(crate) tiers: TierMask,
-    /// Pieces it is cut into when it is cut; 1 where it is too small.
-    pub(crate) pieces: u8,
+    /// Parts that it can be read in; 1 where it is too small.
+    pub(crate) parts: u8,
+    /// Reads that the tiers which hold it keep in flight, all together.
+    pub(crate) places: u32,
 }
 
 impl Chunk {
-    fn new(spec: &ChunkSpec, rank: u16) -> Self {
-        let pieces = if spec.blocks < u32::from(PIECES) {
-            1
-        } else {
-            spec.blocks.div_ceil(spec.blocks.div_ceil(u32::from(PIECES)))
+    fn new(spec: &ChunkSpec, rank: u16, config: &PoolConfig) -> Self {
+        let parts = match spec.blocks {
+            _ if config.tail != Tail::SplitAndDuplicate => 1,
+            PARTS_BLOCKS.. => PARTS,
+            HALF_PARTS_BLOCKS.. => PARTS / 2,
+            _ => 1,
         };
-        let pieces = u8::try_from(pieces).unwrap_or(PIECES);
-        Self { bytes: spec.bytes, blocks: spec.blocks, rank, tiers: spec.tiers, pieces }
+        let places = spec.tiers.iter().filter_map(|tier| config.windows.get(tier.index()));
+        let places = places.map(|&window| u32::from(window)).sum();
+        Self { bytes: spec.bytes, blocks: spec.blocks, rank, tiers: spec.tiers, parts, places }
     }
 
-    /// First block and number of blocks of a piece.
-    pub(crate) fn range(&self, piece: u8) -> (u32, u32) {
-        let each = self.blocks.div_ceil(u32::from(PIECES));
-        let first = (each * u32::from(piece)).min(self.blocks);
-        (first, each.min(self.blocks - first))
+    /// First block and number of blocks of a run of parts.
+    pub(crate) fn range(&self, first: u8, count: u8) -> (u32, u32) {
+        let begin = |part: u8| {
+            let block = u64::from(self.blocks) * u64::from(part) / u64::from(self.parts);
+            u32::try_from(block).unwrap_or(self.blocks)
+        };
+        (begin(first), begin(first + count) - begin(first))
     }
 
     /// Bytes of these blocks, in proportion, so that the parts of a chunk add up to it.
     pub(crate) fn bytes_of(&self, (first, blocks): (u32, u32)) -> u64 {
-        let upto = |block: u32| {
-            let bytes = u128::from(self.bytes) * u128::from(block) / u128::from(self.blocks);
-            u64::try_from(bytes).unwrap_or(self.bytes)
+        if blocks == self.blocks {
+            return self.bytes;
+        }
+        let upto = |block: u32| match self.bytes.checked_mul(block.into()) {
+            Some(product) => product / u64::from(self.blocks),
+            None => {
+                let bytes = u128::from(self.bytes) * u128::from(block) / u128::from(self.blocks);
+                u64::try_from(bytes).unwrap_or(self.bytes)
+            }
         };
         upto(first + blocks) - upto(first)
     }
 
-    fn unclaimed_bytes(&self, word: Word) -> u64 {
-        let parts = word.unclaimed(self.pieces);
-        if !word.is_split() {
-            return if parts == 0 { 0 } else { self.bytes };
+    /// Blocks and bytes of a set of parts.
+    pub(crate) fn size_of(&self, mut parts: u8) -> (u32, u64) {
+        let (mut blocks, mut bytes) = (0, 0);
+        while parts != 0 {
+            let first = parts.trailing_zeros();
+            let count = (parts >> first).trailing_ones();
+            let range = self.range(first.to_le_bytes()[0], count.to_le_bytes()[0]);
+            blocks += range.1;
+            bytes += self.bytes_of(range);
+            parts &= !u8::MAX.checked_shr(8 - count).unwrap_or(0).checked_shl(first).unwrap_or(0);
         }
-        let unclaimed = (0..self.pieces).filter(|&p| parts & 1 << p != 0);
-        unclaimed.map(|p| self.bytes_of(self.range(p))).sum()
+        (blocks, bytes)
     }
 }
+
+/// Blocks from which a chunk has eight parts.
+const PARTS_BLOCKS: u32 = PARTS as u32;
+/// Blocks from which it has four.
+const HALF_PARTS_BLOCKS: u32 = PARTS_BLOCKS / 2;
 
 impl StepPool {
     /// A pool over `chunks`, which are numbered by their place in the slice: the prefix first.
@@ -102,7 +124,7 @@ impl StepPool {
             .iter()
             .map(|spec| {
                 let rank = ranks.binary_search(&spec.rank).unwrap_or(0);
-                Chunk::new(spec, u16::try_from(rank).unwrap_or(u16::MAX))
+                Chunk::new(spec, u16::try_from(rank).unwrap_or(u16::MAX), config)
             })
             .collect();
         let sets = || (0..config.tiers).map(|_| OpenSet::new(chunks.len())).collect();
@@ -148,19 +170,18 @@ impl StepPool {
         self.chunks.is_empty()
     }
 
-    /// Number of reads that wait to be claimed: untouched or returned chunks, and single pieces.
-    /// A snapshot: exact when no other thread is in a call.
+    /// Number of chunks of which something waits to be claimed. A snapshot: exact when no other
+    /// thread is in a call.
     #[must_use]
     pub fn unclaimed(&self) -> u32 {
-        let (chunks, pieces) = self.waiting.get();
-        chunks + pieces
+        self.waiting.get().0
     }
 
     /// Where the chunk stands; `None` if the step has no such chunk.
     #[must_use]
     pub fn status(&self, chunk: u32) -> Option<ChunkStatus> {
         let (slot, meta) = self.at(chunk)?;
-        Some(slot.load().status(meta.pieces))
+        Some(slot.load().status(meta.parts))
     }
 
     /// The tiers that may still be asked for the chunk: its replicas without those that failed.
@@ -191,11 +212,13 @@ impl StepPool {
     /// Brings the pool's counts up to date with a transition of one chunk. Returns whether it
     /// resolved the last one. Every transition comes through here exactly once.
     pub(crate) fn account<T>(&self, chunk: &Chunk, change: &Change<T>) -> bool {
-        self.waiting.change(chunk, change.old, change.new);
-        if let Some(left) = self.rank_bytes.get(usize::from(chunk.rank)) {
-            let (old, new) = (chunk.unclaimed_bytes(change.old), chunk.unclaimed_bytes(change.new));
-            if old != new {
-                left.fetch_add(new.wrapping_sub(old).cast_signed(), Ordering::Relaxed);
+        let (old, new) = (change.old.unclaimed(chunk.parts), change.new.unclaimed(chunk.parts));
+        if old != new {
+            let (fewer, more) = (chunk.size_of(old & !new), chunk.size_of(new & !old));
+            let chunks = i64::from(new != 0) - i64::from(old != 0);
+            self.waiting.change(chunks, i64::from(more.0) - i64::from(fewer.0));
+            if let Some(left) = self.rank_bytes.get(usize::from(chunk.rank)) {
+                left.fetch_add(more.1.wrapping_sub(fewer.1).cast_signed(), Ordering::Relaxed);
             }
         }
         change.old.is_open()
@@ -220,37 +243,32 @@ impl core::fmt::Debug for StepPool {
     }
 }
 
-/// How many chunks (low half) and pieces of split chunks (high half) are unclaimed, as two signed
-/// 32-bit numbers added up in one word.
+/// Of how many chunks something is unclaimed (low half), and how many blocks of them (high half),
+/// as two signed 32-bit numbers added up in one word.
 ///
 /// Written after the transition that it counts, so that it can be behind and even negative for a
-/// moment. Decides only when to split and to duplicate, and when there is surely nothing to claim:
-/// a claimant that it turns away wrongly meets a transition that is still in its call.
+/// moment. Decides only how large a piece is, when to duplicate, and when there is surely nothing
+/// to claim: a claimant that it turns away wrongly meets a transition that is still in its call.
 pub(crate) struct Waiting(AtomicU64);
 
 impl Waiting {
     fn new(chunks: &[Chunk]) -> Self {
-        Self(AtomicU64::new(u64::from(held(chunks))))
+        let blocks = chunks.iter().filter(|chunk| !chunk.tiers.is_empty());
+        let blocks: u64 = blocks.map(|chunk| u64::from(chunk.blocks)).sum();
+        Self(AtomicU64::new(u64::from(held(chunks)) + (blocks << 32)))
     }
 
     pub(crate) fn get(&self) -> (u32, u32) {
         let both = self.0.load(Ordering::Acquire).cast_signed();
         let [a, b, c, d, ..] = both.to_le_bytes();
         let chunks = i64::from(i32::from_le_bytes([a, b, c, d]));
-        let pieces = (both - chunks) >> 32;
+        let blocks = (both - chunks) >> 32;
         let clamp = |n: i64| u32::try_from(n).unwrap_or(0);
-        (clamp(chunks), clamp(pieces))
+        (clamp(chunks), clamp(blocks))
     }
 
-    fn change(&self, chunk: &Chunk, old: Word, new: Word) {
-        let count = |word: Word| {
-            let parts = i64::from(word.unclaimed(chunk.pieces).count_ones());
-            if word.is_split() { parts << 32 } else { parts }
-        };
-        let delta = count(new) - count(old);
-        if delta != 0 {
-            self.0.fetch_add(delta.cast_unsigned(), Ordering::AcqRel);
-        }
+    fn change(&self, chunks: i64, blocks: i64) {
+        self.0.fetch_add((chunks + (blocks << 32)).cast_unsigned(), Ordering::AcqRel);
     }
 }
 
@@ -272,6 +290,10 @@ fn check(chunks: &[ChunkSpec], config: &PoolConfig) -> Result<(), PoolError> {
         if spec.blocks == 0 {
             return Err(PoolError::NoBlocks { chunk });
         }
+    }
+    let blocks = chunks.iter().map(|spec| u64::from(spec.blocks)).sum();
+    if i32::try_from(blocks).is_err() {
+        return Err(PoolError::TooManyBlocks { blocks });
     }
     Ok(())
 }

@@ -7,11 +7,11 @@ use crate::{Claim, Failure, MAX_TIERS, MissReason, StepPool, TierMask};
 /// What one tier did for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct TierReport {
-    /// Whole chunks that it delivered first.
+    /// Reads of whole chunks of which something counted.
     pub chunks: u64,
-    /// Pieces of chunks that it delivered first.
+    /// Reads of pieces of which something counted.
     pub pieces: u64,
-    /// Payload bytes of both. Summed over the tiers this is the step's delivered payload, plus
+    /// Payload bytes that it was the first to deliver. Summed over the tiers this is the step's delivered payload, plus
     /// what was discarded because its `write_id` did not match.
     pub bytes: u64,
     /// Duplicates that it claimed, and did not put back.
@@ -20,7 +20,7 @@ pub struct TierReport {
     pub duplicate_bytes: u64,
     /// Reads that completed too late to count.
     pub late: u64,
-    /// Payload bytes of those.
+    /// Payload bytes that it read and that did not count.
     pub late_bytes: u64,
     /// Pieces that did not fit the others of their chunk, each of which had it read whole.
     pub mixed: u64,
@@ -157,10 +157,13 @@ pub(crate) struct TierCounters {
 }
 
 impl TierCounters {
-    pub(crate) fn delivered(&self, claim: &Claim) {
+    pub(crate) fn delivered(&self, claim: &Claim, new_bytes: u64) {
         let reads = if claim.is_piece() { &self.pieces } else { &self.chunks };
         reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(claim.bytes, Ordering::Relaxed);
+        self.bytes.fetch_add(new_bytes, Ordering::Relaxed);
+        if new_bytes != claim.bytes {
+            self.late_bytes.fetch_add(claim.bytes - new_bytes, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn duplicated(&self, bytes: u64) {

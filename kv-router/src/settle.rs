@@ -11,14 +11,14 @@ impl StepPool {
     pub fn complete(&self, claim: Claim) -> Delivery {
         let Some((slot, chunk)) = self.at(claim.chunk) else { return Delivery::Late };
         let counters = self.counters.get(claim.tier.index());
-        let done = |word: Word| Some((word.complete(claim.token, chunk.pieces)?, ()));
-        let Ok(change) = slot.update(done) else {
+        let Ok(change) = slot.update(|word| word.complete(claim.token, chunk.parts)) else {
             counters.inspect(|counters| counters.late(&claim));
             return Delivery::Late;
         };
-        counters.inspect(|counters| counters.delivered(&claim));
+        let new_bytes = chunk.size_of(change.with).1;
+        counters.inspect(|counters| counters.delivered(&claim, new_bytes));
         let step_done = self.account(chunk, &change);
-        Delivery::First { chunk_done: change.new.is_delivered(), step_done }
+        Delivery::First { new_bytes, chunk_done: change.new.is_delivered(), step_done }
     }
 
     /// The read failed: its tier is not asked for this chunk again, and what it was to read is
@@ -43,11 +43,11 @@ impl StepPool {
             hedge.refund(claim.bytes);
         }
         self.counters.get(claim.tier.index()).inspect(|counters| counters.put_back(&claim));
-        let back = |word: Word| Some((word.put_back(claim.token, chunk.pieces)?, ()));
+        let back = |word: Word| Some((word.put_back(claim.token, chunk.parts)?, ()));
         slot.update(back).map_or(Outcome::Ignored, |change| self.after_loss(&claim, &change))
     }
 
-    /// The read was good, but its `write_id` differs from that of the pieces delivered before:
+    /// The read was good, but its `write_id` differs from that of other pieces delivered before:
     /// discards them all and has the chunk read whole, by one tier. No tier is masked. Ask before
     /// completing the claim; the next attempt is numbered in [`Claim::attempt`].
     ///
@@ -57,9 +57,9 @@ impl StepPool {
         if !claim.is_piece() {
             return self.fail_read(&claim, Failure::Corrupt);
         }
-        let Some((slot, _)) = self.at(claim.chunk) else { return Outcome::Ignored };
+        let Some((slot, chunk)) = self.at(claim.chunk) else { return Outcome::Ignored };
         let reason = MissReason::Failed(Failure::Corrupt);
-        let again = |word: Word| Some((word.start_over(claim.token, reason)?, ()));
+        let again = |word: Word| Some((word.start_over(claim.token, chunk.parts, reason)?, ()));
         slot.update(again).map_or(Outcome::Ignored, |change| {
             self.counters.get(claim.tier.index()).inspect(|counters| counters.mixed());
             self.after_loss(&claim, &change)
@@ -71,7 +71,7 @@ impl StepPool {
     /// they deliver. Visits every chunk.
     pub fn mask_tier(&self, tier: TierId) -> Withdrawn {
         self.gone.fetch_or(TierMask::only(tier).bits(), Ordering::AcqRel);
-        self.withdraw(|word, pieces| word.mask(tier, pieces))
+        self.withdraw(|word, parts| word.mask(tier, parts))
     }
 
     /// Gives the step up: every chunk that is not resolved becomes a miss, and reads that deliver
@@ -85,7 +85,7 @@ impl StepPool {
         self.counters.get(claim.tier.index()).inspect(|counters| counters.failed(failure));
         let reason = MissReason::Failed(failure);
         let lost =
-            |word: Word| Some((word.fail(claim.token, claim.tier, chunk.pieces, reason)?, ()));
+            |word: Word| Some((word.fail(claim.token, claim.tier, chunk.parts, reason)?, ()));
         slot.update(lost).map_or(Outcome::Ignored, |change| self.after_loss(claim, &change))
     }
 
@@ -95,8 +95,7 @@ impl StepPool {
         if !change.new.is_open() {
             return Outcome::Missed { step_done };
         }
-        let part = if change.new.is_split() { 1 << claim.token.piece } else { 1 };
-        if change.new.unclaimed(chunk.pieces) & part == 0 {
+        if change.new.unclaimed(chunk.parts) & claim.token.parts() == 0 {
             return Outcome::Covered;
         }
         self.publish(claim.chunk);
@@ -106,7 +105,7 @@ impl StepPool {
     fn withdraw(&self, step: impl Fn(Word, u8) -> Option<Word>) -> Withdrawn {
         let mut withdrawn = Withdrawn::default();
         for (slot, chunk) in self.slots.iter().zip(&self.chunks) {
-            if let Ok(change) = slot.update(|word| Some((step(word, chunk.pieces)?, ()))) {
+            if let Ok(change) = slot.update(|word| Some((step(word, chunk.parts)?, ()))) {
                 withdrawn.step_done |= self.account(chunk, &change);
                 withdrawn.missed += u32::from(!change.new.is_open());
             }

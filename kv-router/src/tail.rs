@@ -1,7 +1,7 @@
-//! The end of a step: idle slots duplicate the oldest outstanding read, within a byte budget.
+//! The end of a step: idle slots duplicate what has been waited for longest, within a byte budget.
 
 use crate::pool::Chunk;
-use crate::slot::{PIECES, Token};
+use crate::slot::{PARTS, READERS, Token};
 use crate::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::{Claim, MAX_TIERS, PoolConfig, StepPool, TierId};
 
@@ -10,12 +10,13 @@ const PUBLISHED: u64 = 1 << 63;
 
 /// The order in which reads were claimed, and what duplicates may still cost.
 pub(crate) struct Hedge {
-    /// Entries handed out, published or not; can exceed the log's length. Raised by every first
-    /// claim. `Relaxed`: the entry itself is what is published.
+    /// Entries handed out, published or not; can exceed the log's length. Raised by every claim.
+    /// `Relaxed`: the entry itself is what is published.
     claimed: AtomicU32,
-    /// First claims in order: chunk and token. Each entry is written once, with `Release`, by
-    /// whoever claimed; read with `Acquire` by whoever looks for something to duplicate. A step
-    /// with very many failures outgrows the log; later reads are then not duplicated.
+    /// Claims in order, duplicates among them: chunk and token. Each entry is written once, with
+    /// `Release`, by whoever claimed; read with `Acquire` by whoever looks for something to
+    /// duplicate. A step with very many failures outgrows the log; later reads are then not
+    /// duplicated.
     log: Box<[AtomicU64]>,
     /// By tier: every entry below is one that the tier will never duplicate. Only saves work;
     /// `Relaxed`.
@@ -25,13 +26,19 @@ pub(crate) struct Hedge {
     budget: AtomicI64,
 }
 
+/// Room in the log of a step: each chunk once, and as many reads again may fail; chunks of the tail
+/// in up to eight pieces; what is in flight at the end, twice more.
+pub(crate) fn log_entries(chunks: usize, config: &PoolConfig) -> usize {
+    let places = usize::try_from(config.places()).unwrap_or(0);
+    let parts = usize::from(PARTS);
+    2 * (chunks + parts * chunks.min(2 * places)) + 2 * parts * chunks.min(places)
+}
+
 impl Hedge {
     pub(crate) fn new(chunks: &[Chunk], config: &PoolConfig) -> Self {
         let bytes = chunks.iter().fold(0_u64, |sum, chunk| sum.saturating_add(chunk.bytes));
         let budget = config.duplicate_bytes(chunks.len() as u64, bytes);
-        // Chunks of the tail are claimed up to four times, in pieces; as many reads again may fail.
-        let tail = usize::try_from(config.tail_chunks()).unwrap_or(0).min(chunks.len());
-        let entries = 2 * (chunks.len() + usize::from(PIECES - 1) * tail);
+        let entries = log_entries(chunks.len(), config);
         Self {
             claimed: AtomicU32::new(0),
             log: (0..entries).map(|_| AtomicU64::new(0)).collect(),
@@ -43,7 +50,8 @@ impl Hedge {
     pub(crate) fn record(&self, chunk: u32, token: Token) {
         let at = self.claimed.fetch_add(1, Ordering::Relaxed);
         if let Some(entry) = usize::try_from(at).ok().and_then(|at| self.log.get(at)) {
-            entry.store(PUBLISHED | token.pack() << 32 | u64::from(chunk), Ordering::Release);
+            let name = u64::from(token.pack()) << 32 | u64::from(chunk);
+            entry.store(PUBLISHED | name, Ordering::Release);
         }
     }
 
@@ -62,7 +70,8 @@ impl Hedge {
 }
 
 impl StepPool {
-    /// A duplicate of the oldest outstanding read that `tier` holds too, whichever tier reads it.
+    /// A duplicate of outstanding blocks that `tier` holds too, whichever tier reads them: of those
+    /// whose latest read was claimed first, in the smallest pieces of the chunk.
     ///
     /// Only when nothing of the step is unclaimed, at most two for the same blocks, and within
     /// the configured bytes. Do not ask for a tier that has a write in flight.
@@ -91,20 +100,28 @@ impl StepPool {
         if entry == 0 {
             return Found::NotYet;
         }
-        let first = Token::unpack(entry >> 32);
-        let index = u32::try_from(entry & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+        let [a, b, c, d, e, f, g, h] = entry.to_le_bytes();
+        let index = u32::from_le_bytes([a, b, c, d]);
+        let last = Token::unpack(u32::from_le_bytes([e, f, g, h]));
         let Some((slot, chunk)) = self.at(index) else { return Found::Over };
-        if slot.load().duplicate(tier, first).is_none() {
+        let Some((_, next)) = slot.load().duplicate(tier, last, chunk.parts, 1) else {
             return Found::Over;
-        }
-        let bytes = chunk.claim(index, tier, first).bytes;
+        };
+        let bytes = chunk.claim(index, tier, next).bytes;
         if !hedge.reserve(bytes) {
             return Found::NoBudget;
         }
-        let Ok(change) = slot.update(|word| word.duplicate(tier, first)) else {
+        let same = |(_, token): &(_, Token)| *token == next;
+        let Ok(change) =
+            slot.update(|word| word.duplicate(tier, last, chunk.parts, 1).filter(same))
+        else {
+            // Another part of it may do: this call passes it over, the next one will not.
             hedge.refund(bytes);
-            return Found::Over;
+            return Found::NotYet;
         };
+        if next.reader + 1 < READERS {
+            hedge.record(index, next);
+        }
         self.counters.get(tier.index()).inspect(|counters| counters.duplicated(bytes));
         Found::Claim(chunk.claim(index, tier, change.with))
     }
@@ -115,7 +132,7 @@ enum Found {
     Claim(Claim),
     /// It can be duplicated, but not paid for.
     NoBudget,
-    /// It is being written.
+    /// It is being written, or changed under this call.
     NotYet,
     /// It will not be duplicated by this tier any more.
     Over,

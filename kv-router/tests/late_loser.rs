@@ -25,14 +25,16 @@ impl InFlight {
         Self { claim, buffer: Vec::new() }
     }
 
-    /// Returns the bytes if they count.
-    fn complete(mut self, pool: &StepPool) -> Option<(u32, u32, Vec<u32>)> {
+    /// Puts the bytes where they belong if they count; returns how many are new.
+    fn complete(mut self, pool: &StepPool, dest: &mut [Option<u32>]) -> u64 {
         let (chunk, first) = (self.claim.chunk, self.claim.first_block);
-        self.buffer.extend((first..first + self.claim.blocks).map(|block| chunk * 100 + block));
-        match pool.complete(self.claim) {
-            Delivery::First { .. } => Some((chunk, first, self.buffer)),
-            Delivery::Late => None,
+        let blocks = first..first + self.claim.blocks;
+        self.buffer.extend(blocks.map(|block| chunk * 8 + block));
+        let Delivery::First { new_bytes, .. } = pool.complete(self.claim) else { return 0 };
+        for &block in &self.buffer {
+            dest[block as usize] = Some(block);
         }
+        new_bytes
     }
 }
 
@@ -48,18 +50,46 @@ fn losers_that_complete_after_the_step_change_nothing() {
     assert!(!losers.is_empty() && !winners.is_empty());
 
     // Each block is delivered once, mostly by duplicates; the first readers come last.
-    let mut delivered: Vec<_> =
-        winners.into_iter().filter_map(|read| read.complete(&pool)).collect();
+    let mut dest = [None; 24];
+    let mut new_bytes: u64 = winners.into_iter().map(|read| read.complete(&pool, &mut dest)).sum();
     let late_before = pool.report().tiers.iter().map(|tier| tier.late).sum::<u64>();
-    let rest: Vec<_> = losers.into_iter().map(|read| read.complete(&pool)).collect();
-    assert!(rest.iter().any(Option::is_none), "some lost");
-    delivered.extend(rest.into_iter().flatten());
-    delivered.sort();
-    let bytes: Vec<u32> = delivered.into_iter().flat_map(|(_, _, bytes)| bytes).collect();
-    let expected: Vec<u32> = (0..3).flat_map(|c| (0..8).map(move |b| c * 100 + b)).collect();
-    assert_eq!(bytes, expected);
+    let rest: Vec<_> = losers.into_iter().map(|read| read.complete(&pool, &mut dest)).collect();
+    assert!(rest.contains(&0), "some lost");
+    new_bytes += rest.iter().sum::<u64>();
+    assert_eq!(new_bytes, 24 << 20);
+    assert_eq!(dest, core::array::from_fn(|block| u32::try_from(block).ok()));
     assert!(pool.is_finished());
     assert!(pool.report().tiers.iter().map(|tier| tier.late).sum::<u64>() > late_before);
+}
+
+#[test]
+fn a_read_of_which_duplicates_delivered_some_counts_for_the_rest() {
+    let pool = pool(1, 8);
+    let whole = pool.claim_first(FAST, Split::Never).expect("unclaimed");
+    let duplicates: Vec<_> = std::iter::from_fn(|| pool.claim_duplicate(SLOW)).take(3).collect();
+    for (block, duplicate) in (0..).zip(duplicates) {
+        assert_eq!((duplicate.first_block, duplicate.blocks), (block, 1), "the smallest pieces");
+        let new = Delivery::First { new_bytes: 1 << 20, chunk_done: false, step_done: false };
+        assert_eq!(pool.complete(duplicate), new);
+    }
+    let rest = Delivery::First { new_bytes: 5 << 20, chunk_done: true, step_done: true };
+    assert_eq!(pool.complete(whole), rest);
+    let report = pool.report();
+    assert_eq!((report.tiers[0].bytes, report.tiers[0].late_bytes), (5 << 20, 3 << 20));
+    assert_eq!(report.delivered_bytes, 8 << 20);
+}
+
+#[test]
+fn what_was_waited_for_longest_is_duplicated_first() {
+    let mut config = PoolConfig::new(2);
+    config.windows = [1; 8];
+    let spec = ChunkSpec { tiers: TierMask::all(2), blocks: 1, bytes: 1, rank: 0 };
+    let pool = StepPool::new(&[spec; 3], &config).expect("a valid step");
+    let firsts: Vec<_> = std::iter::from_fn(|| pool.claim_first(FAST, Split::InTail)).collect();
+    assert_eq!(firsts.iter().map(|claim| claim.chunk).collect::<Vec<_>>(), [0, 1, 2]);
+    // A chunk that was just duplicated comes after those whose only read is older.
+    let order: Vec<_> = std::iter::from_fn(|| pool.claim_duplicate(SLOW)).collect();
+    assert_eq!(order.iter().map(|claim| claim.chunk).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
 }
 
 #[test]
@@ -79,25 +109,28 @@ fn an_expired_read_is_late_even_after_its_chunk_was_claimed_again_by_the_same_na
     for claim in expired {
         assert_eq!(pool.complete(claim), Delivery::Late);
     }
-    assert_eq!(pool.complete(last), Delivery::First { chunk_done: true, step_done: true });
+    let done = Delivery::First { new_bytes: 1, chunk_done: true, step_done: true };
+    assert_eq!(pool.complete(last), done);
 }
 
 #[test]
 fn pieces_of_another_write_are_never_combined() {
     let pool = pool(1, 8);
     let mut claims: Vec<_> = std::iter::from_fn(|| pool.claim_first(FAST, Split::InTail)).collect();
-    assert_eq!(claims.len(), 4);
-    let (last, third) = (claims.pop().expect("four"), claims.pop().expect("four"));
+    assert_eq!(claims.len(), 8);
+    let (last, other) = (claims.pop().expect("eight"), claims.pop().expect("eight"));
     for claim in claims {
-        assert_eq!(pool.complete(claim), Delivery::First { chunk_done: false, step_done: false });
+        let new = Delivery::First { new_bytes: 1 << 20, chunk_done: false, step_done: false };
+        assert_eq!(pool.complete(claim), new);
     }
-    // The third piece is of another write than the first two.
-    assert_eq!(pool.reread_whole(third), Outcome::Returned);
+    // One piece is of another write than those before it.
+    assert_eq!(pool.reread_whole(other), Outcome::Returned);
     let whole = pool.claim(SLOW).expect("it is to be read again");
     assert_eq!((whole.first_block, whole.blocks, whole.attempt), (0, 8, 1));
     assert!(!whole.is_piece());
     assert_eq!(pool.complete(last), Delivery::Late, "it belongs to the first attempt");
-    assert_eq!(pool.complete(whole), Delivery::First { chunk_done: true, step_done: true });
+    let done = Delivery::First { new_bytes: 8 << 20, chunk_done: true, step_done: true };
+    assert_eq!(pool.complete(whole), done);
 }
 
 #[test]

@@ -60,11 +60,12 @@ impl Ledger {
         let mut done_by_chunk = vec![0; specs.len()];
         let mut missed = 0;
         let mut steps_done = 0;
-        let mut delivered: BTreeMap<(usize, u8), Vec<Read>> = BTreeMap::new();
+        let mut delivered: BTreeMap<(usize, u8), Vec<(Read, u64)>> = BTreeMap::new();
         for event in &self.events {
             match *event {
-                Event::Completed(read, Delivery::First { chunk_done, step_done }) => {
-                    delivered.entry((read.chunk, read.attempt)).or_default().push(read);
+                Event::Completed(read, Delivery::First { new_bytes, chunk_done, step_done }) => {
+                    let reads = delivered.entry((read.chunk, read.attempt)).or_default();
+                    reads.push((read, new_bytes));
                     done_by_chunk[read.chunk] += usize::from(chunk_done);
                     steps_done += usize::from(step_done);
                 }
@@ -92,17 +93,19 @@ impl Ledger {
                 assert_eq!(status, ChunkStatus::Missed(MissReason::NoReplica));
             }
         }
-        for ((i, attempt), mut reads) in delivered {
-            reads.sort_by_key(|read| read.first_block);
-            let apart =
-                reads.windows(2).all(|w| w[0].first_block + w[0].blocks <= w[1].first_block);
-            assert!(apart, "blocks delivered twice: {reads:?}");
-            let blocks: u32 = reads.iter().map(|read| read.blocks).sum();
-            let bytes: u64 = reads.iter().map(|read| read.bytes).sum();
-            let last = delivered_attempt(&self.events, i);
-            if last == Some(attempt) {
-                assert_eq!((blocks, bytes), (specs[i].blocks, specs[i].bytes), "{reads:?}");
+        for ((i, attempt), reads) in delivered {
+            if delivered_attempt(&self.events, i) != Some(attempt) {
+                continue;
             }
+            let new_bytes: u64 = reads.iter().map(|(_, new_bytes)| new_bytes).sum();
+            assert_eq!(new_bytes, specs[i].bytes, "each byte counts once: {reads:?}");
+            let here = |block| {
+                let holds = |read: &Read| {
+                    (read.first_block..read.first_block + read.blocks).contains(&block)
+                };
+                reads.iter().any(|(read, _)| holds(read))
+            };
+            assert!((0..specs[i].blocks).all(here), "blocks are missing: {reads:?}");
         }
         let bytes = specs.iter().map(|spec| spec.bytes).sum();
         let budget = pool.config().duplicate_bytes(specs.len() as u64, bytes);

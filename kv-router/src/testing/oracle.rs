@@ -1,6 +1,7 @@
 //! The pool's rules once more: sequential, slow and plain. Every answer of the pool is compared.
 
 use super::{Event, Read};
+use crate::tail::log_entries;
 use crate::{
     ChunkSpec, ChunkStatus, Delivery, Failure, MissReason, Outcome, PoolConfig, Split, StepPool,
     Tail, TierId, TierMask, Withdrawn,
@@ -13,15 +14,12 @@ struct Part {
     issued: usize,
     /// The live readers, each with its number among the part's readers.
     live: Vec<(usize, Read)>,
-    /// When it was first claimed, putting back not counted.
+    /// When its latest read was claimed; for the first one, putting back not counted.
     claimed: Option<usize>,
+    returned: u32,
 }
 
 impl Part {
-    fn new(first: u32, blocks: u32) -> Self {
-        Self { first, blocks, done: false, issued: 0, live: Vec::new(), claimed: None }
-    }
-
     fn unclaimed(&self) -> bool {
         !self.done && self.live.is_empty()
     }
@@ -31,7 +29,6 @@ struct Chunk {
     spec: ChunkSpec,
     alive: TierMask,
     parts: Vec<Part>,
-    split: bool,
     whole_only: bool,
     attempt: u8,
     /// Claimed at least once.
@@ -40,18 +37,44 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn new(spec: ChunkSpec) -> Self {
+    fn new(spec: ChunkSpec, tail: Tail) -> Self {
         let none = ChunkStatus::Missed(MissReason::NoReplica);
-        Self {
+        let parts = match spec.blocks {
+            _ if tail != Tail::SplitAndDuplicate => 1,
+            8.. => 8,
+            4.. => 4,
+            _ => 1,
+        };
+        let mut chunk = Self {
             spec,
             alive: spec.tiers,
-            parts: vec![Part::new(0, spec.blocks)],
-            split: false,
+            parts: Vec::new(),
             whole_only: false,
             attempt: 0,
             touched: false,
             end: spec.tiers.is_empty().then_some(none),
-        }
+        };
+        chunk.cut_into(parts);
+        chunk
+    }
+
+    fn cut_into(&mut self, parts: u32) {
+        let begin = |part| self.spec.blocks * part / parts;
+        let part = |part| Part {
+            first: begin(part),
+            blocks: begin(part + 1) - begin(part),
+            done: false,
+            issued: 0,
+            live: Vec::new(),
+            claimed: None,
+            returned: 0,
+        };
+        self.parts = (0..parts).map(part).collect();
+    }
+
+    fn start_over(&mut self) {
+        self.cut_into(u32::try_from(self.parts.len()).expect("at most 8"));
+        self.attempt += 1;
     }
 
     fn unclaimed_parts(&self) -> usize {
@@ -62,9 +85,20 @@ impl Chunk {
         self.unclaimed_parts() > 0 && self.alive.contains(tier)
     }
 
-    fn unclaimed_bytes(&self) -> u64 {
+    fn unclaimed_blocks(&self) -> u32 {
         let parts = self.parts.iter().filter(|part| self.end.is_none() && part.unclaimed());
-        parts.map(|part| u64::from(part.blocks) * 1000).sum()
+        parts.map(|part| part.blocks).sum()
+    }
+
+    /// The parts that lie in the read.
+    fn covered(&self, read: Read) -> core::ops::Range<usize> {
+        let inside =
+            |part: &Part| (read.first_block..read.first_block + read.blocks).contains(&part.first);
+        let first = self.parts.iter().position(inside).expect("reads begin with a part");
+        let count = self.parts.iter().filter(|part| inside(part)).count();
+        let blocks: u32 = self.parts[first..first + count].iter().map(|part| part.blocks).sum();
+        assert_eq!((self.parts[first].first, blocks), (read.first_block, read.blocks), "{read:?}");
+        first..first + count
     }
 
     fn starve(&mut self, reason: MissReason) {
@@ -88,7 +122,9 @@ pub(crate) struct Oracle {
     gone: TierMask,
     clock: usize,
     budget: u64,
-    /// A duplicate was put back: its read may have been passed over for good.
+    /// Claims that the pool can keep in mind for duplicates.
+    log_room: usize,
+    /// A duplicate was put back, or the log is full: reads may have been passed over for good.
     passed_over: bool,
 }
 
@@ -99,10 +135,11 @@ impl Oracle {
         let floor = bytes * u64::from(config.duplicate_chunks) / specs.len().max(1) as u64;
         Self {
             config: config.clone(),
-            chunks: specs.iter().copied().map(Chunk::new).collect(),
+            chunks: specs.iter().map(|&spec| Chunk::new(spec, config.tail)).collect(),
             gone: TierMask::EMPTY,
             clock: 0,
             budget: share.max(floor),
+            log_room: log_entries(specs.len(), config),
             passed_over: false,
         }
     }
@@ -151,7 +188,7 @@ impl Oracle {
     }
 
     fn unclaimed(&self) -> usize {
-        self.chunks.iter().map(Chunk::unclaimed_parts).sum()
+        self.chunks.iter().filter(|chunk| chunk.unclaimed_parts() > 0).count()
     }
 
     fn claimed(&mut self, tier: TierId, split: Split, read: Option<Read>) {
@@ -164,17 +201,27 @@ impl Oracle {
         assert!(self.chunks[read.chunk].claimable(tier), "{read:?}");
         assert_eq!((read.tier, read.duplicate), (tier, false));
         self.check_order(tier, read.chunk);
-        self.cut(split, read);
-        self.clock += 1;
+        let most = self.parts_at_once(split, read.chunk);
+        self.log();
         let (clock, chunk) = (self.clock, &mut self.chunks[read.chunk]);
         assert_eq!(read.attempt, chunk.attempt);
         chunk.touched = true;
-        let part = chunk.parts.iter_mut().find(|part| part.unclaimed()).expect("claimable");
-        assert_eq!((read.first_block, read.blocks), (part.first, part.blocks));
-        assert_eq!(read.bytes, u64::from(part.blocks) * 1000);
-        part.issued = 1;
-        part.claimed.get_or_insert(clock);
-        part.live.push((0, read));
+        let covered = chunk.covered(read);
+        assert_eq!(Some(covered.start), chunk.parts.iter().position(Part::unclaimed));
+        let run = chunk.parts[covered.start..].iter().take_while(|part| part.unclaimed()).count();
+        assert_eq!(covered.len(), run.min(most), "{read:?}");
+        assert_eq!(read.piece, covered.len() < chunk.parts.len());
+        assert_eq!(read.bytes, u64::from(read.blocks) * 1000);
+        for part in &mut chunk.parts[covered] {
+            part.issued = 1;
+            part.claimed.get_or_insert(clock);
+            part.live.push((0, read));
+        }
+    }
+
+    fn log(&mut self) {
+        self.clock += 1;
+        self.passed_over |= self.clock > self.log_room;
     }
 
     /// Fewest holders, then most bytes left in the rank, then from the tier's end.
@@ -183,7 +230,7 @@ impl Oracle {
         let holders = |chunk: &Chunk| chunk.spec.tiers.minus(self.gone).len();
         let rank_bytes = |chunk: &Chunk| -> u64 {
             let rank = self.chunks.iter().filter(|other| other.spec.rank == chunk.spec.rank);
-            rank.map(Chunk::unclaimed_bytes).sum()
+            rank.map(|chunk| u64::from(chunk.unclaimed_blocks())).sum()
         };
         let mut untouched =
             self.chunks.iter().filter(|chunk| chunk.claimable(tier) && !chunk.touched);
@@ -213,28 +260,32 @@ impl Oracle {
         assert_eq!(next, Some(index), "{tier} left its run");
     }
 
-    fn cut(&mut self, split: Split, read: Read) {
-        let waiting = |chunk: &&Chunk| !chunk.split && chunk.unclaimed_parts() > 0;
-        let waiting = self.chunks.iter().filter(waiting).count();
-        let windows: u16 = self.config.windows[..usize::from(self.config.tiers)].iter().sum();
-        let tail = waiting <= 2 * usize::from(windows);
-        let wanted = split == Split::InTail && self.config.tail == Tail::SplitAndDuplicate && tail;
-        let chunk = &mut self.chunks[read.chunk];
-        let blocks = chunk.spec.blocks;
-        if wanted && !chunk.split && !chunk.whole_only && blocks >= 4 {
-            let each = blocks.div_ceil(4);
-            let firsts = (0..blocks).step_by(each as usize);
-            chunk.parts = firsts.map(|at| Part::new(at, each.min(blocks - at))).collect();
-            chunk.split = true;
+    /// Pieces become smaller as the unclaimed blocks become fewer, per place of the windows of the
+    /// tiers that hold the chunk.
+    fn parts_at_once(&self, split: Split, index: usize) -> usize {
+        let chunk = &self.chunks[index];
+        let parts = chunk.parts.len();
+        if split == Split::Never || chunk.whole_only || parts == 1 {
+            return parts;
         }
-        assert_eq!(read.piece, chunk.split, "{read:?}");
+        let window = |tier: TierId| f64::from(self.config.windows[tier.index()]);
+        let all: f64 = TierMask::all(self.config.tiers).iter().map(window).sum();
+        let places: f64 = chunk.spec.tiers.iter().map(window).sum();
+        let small = self.chunks.len() as f64 <= 2.0 * all;
+        let limits = if small { [1.25, 0.5, 0.2] } else { [1.0, 0.25, 0.0625] };
+        let unclaimed: u32 = self.chunks.iter().map(Chunk::unclaimed_blocks).sum();
+        let each = f64::from(unclaimed) / f64::from(chunk.spec.blocks);
+        let halvings = limits.iter().filter(|&limit| each < limit * places - 1e-9).count();
+        (parts >> halvings).max(1)
     }
 
     fn duplicated(&mut self, tier: TierId, read: Option<Read>) {
-        let oldest = self.oldest_outstanding(tier);
+        let oldest = self.longest_waited_for(tier);
         let Some(read) = read else {
             let affordable = oldest.is_some_and(|(i, p)| {
-                u64::from(self.chunks[i].parts[p].blocks) * 1000 <= self.budget
+                let chunk = &self.chunks[i];
+                let whole = if chunk.whole_only { chunk.spec.blocks } else { 0 };
+                u64::from(chunk.parts[p].blocks.max(whole)) * 1000 <= self.budget
             });
             assert!(!affordable || self.passed_over, "{tier} could have duplicated {oldest:?}");
             return;
@@ -242,19 +293,23 @@ impl Oracle {
         assert!(read.duplicate && read.tier == tier);
         assert_eq!(self.unclaimed(), 0, "a duplicate came before an unclaimed read");
         let (i, p) = oldest.expect("something to duplicate");
-        let part = if self.passed_over { self.part_of(read) } else { p };
-        assert!(self.passed_over || i == read.chunk, "chunk {i} is outstanding longer");
         self.budget = self.budget.checked_sub(read.bytes).expect("within the budget");
-        let chunk = &mut self.chunks[read.chunk];
+        self.log();
+        let (clock, chunk) = (self.clock, &mut self.chunks[read.chunk]);
         assert!(chunk.alive.contains(tier));
-        let part = &mut chunk.parts[part];
-        assert_eq!((read.first_block, read.blocks), (part.first, part.blocks));
-        assert!(!part.live.is_empty() && part.issued < 3, "{read:?}");
-        part.live.push((part.issued, read));
-        part.issued += 1;
+        let covered = chunk.covered(read);
+        assert!(self.passed_over || (i, p) == (read.chunk, covered.start), "not {read:?}");
+        assert_eq!(covered.len(), if chunk.whole_only { chunk.parts.len() } else { 1 });
+        for part in &mut chunk.parts[covered] {
+            assert!(!part.live.is_empty() && part.issued < 3, "{read:?}");
+            part.live.push((part.issued, read));
+            part.issued += 1;
+            part.claimed = Some(clock);
+        }
     }
 
-    fn oldest_outstanding(&self, tier: TierId) -> Option<(usize, usize)> {
+    /// The part whose latest read was claimed first.
+    fn longest_waited_for(&self, tier: TierId) -> Option<(usize, usize)> {
         if self.config.tail == Tail::Whole || self.unclaimed() != 0 || self.gone.contains(tier) {
             return None;
         }
@@ -269,37 +324,44 @@ impl Oracle {
             .map(|(_, i, p, _)| (i, p))
     }
 
-    fn part_of(&self, read: Read) -> usize {
-        let parts = &self.chunks[read.chunk].parts;
-        parts.iter().position(|part| part.first == read.first_block).expect("a part of the chunk")
-    }
-
-    /// The part that the read is live in, and its number there.
-    fn live(&self, read: Read) -> Option<(usize, usize)> {
+    /// The parts in which the read is live, each with its number there.
+    fn live(&self, read: Read) -> Vec<(usize, usize)> {
         let chunk = &self.chunks[read.chunk];
-        let mut parts = chunk.parts.iter().enumerate().filter(|_| chunk.end.is_none());
-        parts.find_map(|(p, part)| {
+        let parts = chunk.parts.iter().enumerate().filter(|_| chunk.end.is_none());
+        let live = parts.filter_map(|(p, part)| {
             part.live.iter().find(|(_, live)| *live == read).map(|(n, _)| (p, *n))
-        })
+        });
+        live.collect()
     }
 
     fn completed(&mut self, read: Read) -> Delivery {
-        let Some((p, _)) = self.live(read) else { return Delivery::Late };
+        let live = self.live(read);
+        if live.is_empty() {
+            return Delivery::Late;
+        }
         let chunk = &mut self.chunks[read.chunk];
-        chunk.parts[p].done = true;
-        chunk.parts[p].live.clear();
+        let mut new_bytes = 0;
+        for (p, _) in live {
+            chunk.parts[p].done = true;
+            chunk.parts[p].live.clear();
+            new_bytes += u64::from(chunk.parts[p].blocks) * 1000;
+        }
         let chunk_done = chunk.parts.iter().all(|part| part.done);
+        assert!(chunk_done || read.piece, "a whole chunk is all of it");
         if chunk_done {
             chunk.end = Some(ChunkStatus::Delivered);
         }
-        Delivery::First { chunk_done, step_done: chunk_done && self.all_resolved() }
+        Delivery::First { new_bytes, chunk_done, step_done: chunk_done && self.all_resolved() }
     }
 
     fn failed(&mut self, read: Read, failure: Failure) -> Outcome {
-        let Some((p, number)) = self.live(read) else { return Outcome::Ignored };
+        let live = self.live(read);
+        if live.is_empty() {
+            return Outcome::Ignored;
+        }
         let chunk = &mut self.chunks[read.chunk];
         chunk.alive = chunk.alive.without(read.tier);
-        self.lose(read.chunk, p, number, MissReason::Failed(failure))
+        self.lose(read, &live, MissReason::Failed(failure))
     }
 
     fn put_back(&mut self, read: Read) -> Outcome {
@@ -307,21 +369,34 @@ impl Oracle {
             self.budget += read.bytes;
             self.passed_over = true;
         }
-        let Some((p, number)) = self.live(read) else { return Outcome::Ignored };
-        let part = &mut self.chunks[read.chunk].parts[p];
-        part.issued -= usize::from(number + 1 == part.issued);
-        self.lose(read.chunk, p, number, MissReason::TierMasked)
+        let live = self.live(read);
+        if live.is_empty() {
+            return Outcome::Ignored;
+        }
+        for &(p, number) in &live {
+            let part = &mut self.chunks[read.chunk].parts[p];
+            part.issued -= usize::from(number + 1 == part.issued);
+        }
+        self.lose(read, &live, MissReason::TierMasked)
     }
 
-    fn lose(&mut self, chunk: usize, p: usize, number: usize, reason: MissReason) -> Outcome {
-        let part = &mut self.chunks[chunk].parts[p];
-        part.live.retain(|(n, _)| *n != number);
-        let covered = !part.live.is_empty();
-        if !covered && part.issued > 0 {
-            (part.issued, part.claimed) = (0, None);
+    fn lose(&mut self, read: Read, live: &[(usize, usize)], reason: MissReason) -> Outcome {
+        let chunk = &mut self.chunks[read.chunk];
+        for &(p, number) in live {
+            let part = &mut chunk.parts[p];
+            part.live.retain(|(n, _)| *n != number);
+            if part.live.is_empty() && part.issued > 0 {
+                (part.issued, part.claimed) = (0, None);
+                part.returned += 1;
+                if part.returned == 4 {
+                    chunk.start_over();
+                    break;
+                }
+            }
         }
-        self.chunks[chunk].starve(reason);
-        if self.chunks[chunk].end.is_some() {
+        chunk.starve(reason);
+        let covered = live.iter().all(|&(p, _)| !chunk.parts[p].unclaimed());
+        if chunk.end.is_some() {
             Outcome::Missed { step_done: self.all_resolved() }
         } else if covered {
             Outcome::Covered
@@ -334,13 +409,12 @@ impl Oracle {
         if !read.piece {
             return self.failed(read, Failure::Corrupt);
         }
-        if self.live(read).is_none() {
+        if self.live(read).is_empty() {
             return Outcome::Ignored;
         }
         let chunk = &mut self.chunks[read.chunk];
-        chunk.parts = vec![Part::new(0, chunk.spec.blocks)];
-        (chunk.split, chunk.whole_only) = (false, true);
-        chunk.attempt += 1;
+        chunk.whole_only = true;
+        chunk.start_over();
         chunk.starve(MissReason::Failed(Failure::Corrupt));
         if chunk.end.is_some() {
             Outcome::Missed { step_done: self.all_resolved() }
