@@ -18,8 +18,8 @@ use crate::sync::lock_plain;
 /// What a tier thread tells the loading thread.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Verified bytes, the first of their kind: to be copied, then the slot is free.
-    Piece { chunk: u32, tier: u8, attempt: u8, piece: Piece },
+    /// Verified bytes, `new_bytes` of them the first of their kind: to be copied, then the slot is free.
+    Piece { chunk: u32, tier: u8, attempt: u8, new_bytes: u64, piece: Piece },
     /// The chunk is a miss; the pool knows why.
     Missed { chunk: u32 },
     /// Some chunks became misses: look which.
@@ -50,8 +50,8 @@ struct TierUse {
 /// What a landed read was worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Worth {
-    /// Delivered, so many bytes.
-    Delivered(u64),
+    /// Delivered, so many bytes; as many more had been delivered before.
+    Delivered { new_bytes: u64, late_bytes: u64 },
     /// Too late, so many bytes.
     Late(u64),
     /// So many bytes of another staging than the chunk's other pieces: the chunk is read again, whole.
@@ -74,10 +74,12 @@ impl Step {
         }
         let tier = claim.tier.0;
         match self.pool.complete(claim) {
-            Delivery::First { .. } => {
+            Delivery::First { new_bytes, .. } => {
                 // Nobody receives after the load returned: the piece is dropped.
-                let _ = self.sender.send(Message::Piece { chunk, tier, attempt, piece });
-                (Worth::Delivered(bytes), false)
+                let message = Message::Piece { chunk, tier, attempt, new_bytes, piece };
+                let _ = self.sender.send(message);
+                let late_bytes = bytes.saturating_sub(new_bytes);
+                (Worth::Delivered { new_bytes, late_bytes }, false)
             }
             Delivery::Late => (Worth::Late(bytes), false),
         }

@@ -67,8 +67,9 @@ impl Load<'_, '_> {
             miss_reason(running.step.0.pool.status(chunk))
         };
         match message {
-            Message::Piece { chunk, tier, attempt, piece } => {
-                self.take_piece(running.groups[chunk as usize], tier, attempt, piece);
+            Message::Piece { chunk, tier, attempt, new_bytes, piece } => {
+                let group = running.groups[chunk as usize];
+                self.take_piece(group, Source::Tier(tier), (attempt, new_bytes), piece);
             }
             Message::Missed { chunk } => {
                 let reason = missed(chunk as usize).unwrap_or(MissReason::Io);
@@ -84,7 +85,13 @@ impl Load<'_, '_> {
         }
     }
 
-    fn take_piece(&mut self, index: usize, tier: u8, attempt: u8, piece: Piece) {
+    fn take_piece(
+        &mut self,
+        index: usize,
+        source: Source,
+        (attempt, new_bytes): (u8, u64),
+        piece: Piece,
+    ) {
         let payload_len = usize::try_from(piece.chunk_payload_bytes()).unwrap_or(usize::MAX);
         let offset = usize::try_from(piece.payload_offset()).unwrap_or(usize::MAX);
         let whole = piece.bytes().len() == payload_len;
@@ -102,8 +109,10 @@ impl Load<'_, '_> {
             self.miss(index, MissReason::WrongLength);
             return;
         }
-        group.received_bytes += piece.bytes().len() as u64;
-        let done = group.received_bytes == payload_len as u64;
+        // Reads overlap where duplicates are smaller: what counts is what is new. A whole chunk is
+        // all of it, and replaces what came before.
+        group.received_bytes += new_bytes;
+        let done = whole || group.received_bytes == payload_len as u64;
         self.copy(index, offset, piece.bytes(), payload_len);
         let write_id = piece.write_id();
         if whole {
@@ -118,7 +127,7 @@ impl Load<'_, '_> {
         }
         if done {
             self.report.storage_bytes += payload_len as u64;
-            self.deliver(index, Source::Tier(tier), payload_len);
+            self.deliver(index, source, payload_len);
         }
     }
 

@@ -215,12 +215,12 @@ impl Worker {
                 Ok(piece) => {
                     let (worth, look) = step.0.deliver(claim, piece);
                     let counters = &self.handle().counters;
-                    let (counter, bytes) = match worth {
-                        Worth::Delivered(bytes) => (&counters.payload_bytes, bytes),
-                        Worth::Late(bytes) => (&counters.late_bytes, bytes),
-                        Worth::Mixed(bytes) => (&counters.late_bytes, bytes),
+                    let (new_bytes, late_bytes) = match worth {
+                        Worth::Delivered { new_bytes, late_bytes } => (new_bytes, late_bytes),
+                        Worth::Late(bytes) | Worth::Mixed(bytes) => (0, bytes),
                     };
-                    TierCounters::add(counter, bytes);
+                    TierCounters::add(&counters.payload_bytes, new_bytes);
+                    TierCounters::add(&counters.late_bytes, late_bytes);
                     self.look_again_if(look);
                 }
                 Err(corruption) => {

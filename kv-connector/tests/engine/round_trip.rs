@@ -80,7 +80,7 @@ fn both_tiers_share_a_step_and_the_bytes_add_up() {
         let throttle = ThrottleConfig::new(mb * 1_000_000);
         Box::new(Throttled::new(memory_tier(&config, index), throttle)) as Box<dyn kv_tiers::Tier>
     };
-    let tiers = vec![paced(0, 400), paced(1, 8)];
+    let tiers = vec![paced(0, 400), paced(1, 100)];
     let engine = Engine::with_tiers(config, arenas, tiers).unwrap();
     let (keys, bytes) = (keys(0..40), 1 << 18);
     fill_sized(&engine, &keys, bytes);
