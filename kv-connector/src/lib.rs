@@ -11,8 +11,7 @@
 //! let tiers = ["fast", "slow"].map(|name| TierConfig::memory(name, ByteSize::mib(64)));
 //! let mut config = Config::new(tiers.into());
 //! config.engine.chunk_bytes_max = ByteSize::mib(1);
-//! config.engine.host_cache = ByteSize::mib(8);
-//! config.engine.staging = ByteSize::mib(8);
+//! (config.engine.host_cache, config.engine.staging) = (ByteSize::mib(8), ByteSize::mib(8));
 //! let engine = Engine::open(config)?;
 //!
 //! # let namespace = Namespace {

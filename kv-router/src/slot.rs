@@ -10,10 +10,13 @@
 //! ```
 //!
 //! A read covers a run of parts. A reader is named by attempt, run, generations and its number
-//! among the readers of those parts, and a name is not used again while anybody can hold it: each
-//! return of a part costs the chunk a tier, and the fourth return of a part starts the chunk over
-//! (a claim put back unread takes its name back with it). Whoever comes with a name that is not
-//! live any more is late.
+//! among the readers of those parts, and a name is never used again while anybody can hold it. A
+//! claim put back unread takes its name back with it; only where a later reader of the same blocks
+//! is there does its number stay used. A part all of whose readers are gone is returned, in its
+//! next generation; the fourth return starts the chunk over, in the next attempt. The last attempt
+//! has no duplicates, so that returns cost a tier each there, and a fourth one makes the chunk a
+//! miss rather than begin the names again. Whoever comes with a name that is not live any more is
+//! late.
 
 use crate::sync::{AtomicU64, Ordering};
 use crate::{ChunkStatus, MissReason, TierId, TierMask};
@@ -31,6 +34,7 @@ const ALIVE_AT: u32 = 48;
 const WHOLE_ONLY: u64 = 1 << 56;
 const ATTEMPT_AT: u32 = 57;
 const ATTEMPT_BITS: u32 = 3;
+const LAST_ATTEMPT: u8 = 7;
 const RESOLUTION_AT: u32 = 60;
 const DELIVERED: u8 = 1;
 const FIRST_MISS: u8 = 2;
@@ -186,7 +190,8 @@ impl Word {
         most: u8,
     ) -> Option<(Self, Token)> {
         let reader = last.reader + 1;
-        if !self.is_open() || reader >= READERS || !self.alive().contains(tier) {
+        let named = reader < READERS && self.attempt() < LAST_ATTEMPT;
+        if !self.is_open() || !named || !self.alive().contains(tier) {
             return None;
         }
         let is_last = |part| matches!(part, Part::Reading { issued, .. } if issued == reader);
@@ -228,12 +233,12 @@ impl Word {
     ) -> Option<Self> {
         let live = self.live(token)?;
         let next = self.with_alive(self.alive().without(tier));
-        Some(next.retire(live, token.reader, false).miss_if_starved(parts, reason))
+        Some(next.retire(live, token.reader, Some(reason)).miss_if_starved(parts, reason))
     }
 
     /// The reader never read.
     pub(crate) fn put_back(self, token: Token, parts: u8) -> Option<Self> {
-        let next = self.retire(self.live(token)?, token.reader, true);
+        let next = self.retire(self.live(token)?, token.reader, None);
         Some(next.miss_if_starved(parts, MissReason::TierMasked))
     }
 
@@ -243,7 +248,7 @@ impl Word {
         if self.is_whole_only() {
             return None;
         }
-        Some(Self(self.afresh().0 | WHOLE_ONLY).miss_if_starved(parts, reason))
+        Some(Self(self.afresh(reason).0 | WHOLE_ONLY).miss_if_starved(parts, reason))
     }
 
     /// The tier is not asked again for this chunk.
@@ -278,13 +283,13 @@ impl Word {
     }
 
     /// Takes the reader off these parts; a part is unclaimed again if it was the last one there.
-    /// An `unread` reader gives its number back if no later one was issued.
-    fn retire(self, parts: u8, reader: u8, unread: bool) -> Self {
+    /// One that did not fail was put back: it returns its number if no later one was issued.
+    fn retire(self, parts: u8, reader: u8, failed: Option<MissReason>) -> Self {
         let mut next = self;
         for index in members(parts) {
             let Part::Reading { mut issued, mut live } = next.part(index) else { continue };
             live &= !(1 << reader);
-            issued -= u8::from(unread && reader + 1 == issued);
+            issued -= u8::from(failed.is_none() && reader + 1 == issued);
             if live != 0 {
                 next = next.with_part(index, Part::Reading { issued, live });
                 continue;
@@ -292,7 +297,7 @@ impl Word {
             next = next.with_part(index, Part::Unclaimed);
             if issued != 0 {
                 if next.generation(index) == LAST_GENERATION {
-                    return next.afresh();
+                    return next.afresh(failed.unwrap_or(MissReason::TierMasked));
                 }
                 next = next.with_generation(index, next.generation(index) + 1);
             }
@@ -300,10 +305,13 @@ impl Word {
         next
     }
 
-    /// Nothing claimed or delivered, in the next attempt.
-    fn afresh(self) -> Self {
+    /// Nothing claimed or delivered, in the next attempt; a miss if that was the last one.
+    fn afresh(self, reason: MissReason) -> Self {
+        if self.attempt() == LAST_ATTEMPT {
+            return self.missed(reason);
+        }
         let kept = u64::from(self.alive().bits()) << ALIVE_AT | self.0 & WHOLE_ONLY;
-        Self(kept).with_field(ATTEMPT_AT, ATTEMPT_BITS, (self.attempt() + 1) & 7)
+        Self(kept).with_field(ATTEMPT_AT, ATTEMPT_BITS, self.attempt() + 1)
     }
 
     /// The first run of members of `set`, at most `most` long; the whole chunk where it must not be

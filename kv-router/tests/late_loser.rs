@@ -114,6 +114,34 @@ fn an_expired_read_is_late_even_after_its_chunk_was_claimed_again_by_the_same_na
 }
 
 #[test]
+fn a_name_is_not_given_out_again_however_often_its_chunk_comes_back() {
+    // A reader put back under a later one uses up its number, and costs no tier. The chunks that
+    // nobody holds make room for many claims to be kept in mind.
+    let spec = |tiers| ChunkSpec { tiers, blocks: 1, bytes: 100, rank: 0 };
+    let mut specs = [spec(TierMask::EMPTY); 100];
+    specs[0] = spec(TierMask::all(3));
+    let mut config = PoolConfig::new(3);
+    config.duplicate_percent = 100;
+    let pool = StepPool::new(&specs, &config).expect("a valid step");
+    let overdue = pool.claim(FAST).expect("unclaimed");
+    assert_eq!(pool.expire(&overdue), Outcome::Returned);
+    let mut rounds = 0;
+    for _ in 0..100 {
+        let claim = pool.claim_first(SLOW, Split::InTail).expect("it came back");
+        let duplicate = pool.claim_duplicate(TierId(2));
+        assert_eq!(pool.expire(&overdue), Outcome::Ignored, "round {rounds}");
+        rounds += u32::from(duplicate.is_some());
+        let _ = pool.put_back(claim);
+        let _ = duplicate.map(|duplicate| pool.put_back(duplicate));
+    }
+    assert_eq!(rounds, 7 * 4 - 1, "the last attempt has no duplicates");
+    assert_eq!(pool.complete(overdue), Delivery::Late);
+    let last = pool.claim(SLOW).expect("it came back");
+    let done = Delivery::First { new_bytes: 100, chunk_done: true, step_done: true };
+    assert_eq!(pool.complete(last), done);
+}
+
+#[test]
 fn pieces_of_another_write_are_never_combined() {
     let pool = pool(1, 8);
     let mut claims: Vec<_> = std::iter::from_fn(|| pool.claim_first(FAST, Split::InTail)).collect();
