@@ -13,8 +13,8 @@ use std::{hint::black_box, os::fd::AsFd, sync::Arc, time::Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kv_tiers::{
-    Arena, ArenaConfig, Completion, IoEngine, IoMode, NvmeConfig, NvmeTier, Op, OpId, ReadOp,
-    Record, Slot, Tier, Unguarded, WriteOp,
+    Arena, ArenaConfig, Completion, IoEngine, IoMode, NvmeConfig, NvmeTier, Op, OpId, Purpose,
+    ReadOp, Record, Slot, Tier, Unguarded, WriteOp,
 };
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -61,7 +61,11 @@ fn read_all(tier: &mut NvmeTier, slots: &mut Vec<Slot>) {
             && let Some(slot) = slots.pop()
         {
             let (id, digest) = (OpId(next.into()), digest(next));
-            tier.submit(Op::Read(ReadOp { id, digest, blocks: 0..u32::MAX, slot }), 0).unwrap();
+            tier.submit(
+                Op::Read(ReadOp { id, digest, blocks: 0..u32::MAX, slot, purpose: Purpose::Use }),
+                0,
+            )
+            .unwrap();
             next += 1;
         }
         for completion in complete(tier) {

@@ -10,8 +10,8 @@
 //! ```
 //! use std::sync::Arc;
 //! use kv_tiers::{
-//!     Arena, ArenaConfig, Completion, MemoryConfig, MemoryTier, Op, OpId, Piece, ReadOp, Record,
-//!     Tier, Unguarded, WriteOp,
+//!     Arena, ArenaConfig, Completion, MemoryConfig, MemoryTier, Op, OpId, Piece, Purpose, ReadOp,
+//!     Record, Tier, Unguarded, WriteOp,
 //! };
 //! # use kv_chunk::{ChunkKey, Namespace, WriteId};
 //! # let word = || String::from("example");
@@ -33,7 +33,7 @@
 //! tier.poll(0, &Unguarded, &mut completions);
 //!
 //! let (digest, slot) = (key.digest(), arena.try_take().ok_or("no free slot")?);
-//! let read = ReadOp { id: OpId(2), digest, blocks: 0..1, slot };
+//! let read = ReadOp { id: OpId(2), digest, blocks: 0..1, slot, purpose: Purpose::Use };
 //! tier.submit(Op::Read(read), 0).map_err(|rejected| format!("{:?}", rejected.reason))?;
 //! tier.poll(0, &Unguarded, &mut completions);
 //! let Some(Completion::Read { slot, result, .. }) = completions.pop() else { panic!() };
@@ -65,7 +65,7 @@ pub use crate::{
     error::{ErrorKind, IoContext, TierError},
     memory::{MemoryConfig, MemoryTier},
     nvme::{Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier},
-    op::{Completion, Op, OpId, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
+    op::{Completion, Op, OpId, Purpose, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
     tier::{Capabilities, EvictionGuard, Held, IoMode, Tier, TierStats, Unguarded},
     wrap::{

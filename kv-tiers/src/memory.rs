@@ -6,8 +6,8 @@ use hashlink::LinkedHashMap;
 use kv_chunk::{Digest, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, Op, ReadDone, ReadOp, RejectReason, Rejected,
-    Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, Op, Purpose, ReadDone, ReadOp, RejectReason,
+    Rejected, Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
 };
 
 /// What a memory tier shall be.
@@ -104,7 +104,9 @@ impl MemoryTier {
             if HEADER_BYTES as u64 + (range.end - range.start) > op.slot.len() as u64 {
                 return Err(Rejected { op: Op::Read(op), reason: RejectReason::TooLarge });
             }
-            self.chunks.to_back(&op.digest);
+            if op.purpose == Purpose::Use {
+                self.chunks.to_back(&op.digest);
+            }
         }
         self.reads.push_back(PendingRead { op, chunk });
         Ok(())
@@ -122,7 +124,7 @@ impl MemoryTier {
     }
 
     fn read(&mut self, pending: PendingRead) -> Completion {
-        let PendingRead { op: ReadOp { id, digest, blocks, mut slot }, chunk } = pending;
+        let PendingRead { op: ReadOp { id, digest, blocks, mut slot, .. }, chunk } = pending;
         let result = match chunk {
             Some(chunk) => Ok(copy_piece(&chunk, &blocks, &mut slot)),
             None => Err(TierError::NotFound { digest }),

@@ -52,6 +52,18 @@ pub struct ReadOp {
     pub blocks: Range<u32>,
     /// Where the bytes land.
     pub slot: Slot,
+    /// What for.
+    pub purpose: Purpose,
+}
+
+/// What a read is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// Somebody wants the chunk: it is the most recently used now.
+    #[default]
+    Use,
+    /// To see whether it is whole, or whose it is: it leaves no younger than it was.
+    Look,
 }
 
 /// Writes a chunk. It becomes readable when the write completes without error.

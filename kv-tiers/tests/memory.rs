@@ -9,7 +9,7 @@ use std::{cell::RefCell, sync::Arc};
 use kv_chunk::{BLOCK_BYTES, Digest, WriteId};
 use kv_tiers::{
     Arena, ArenaConfig, Completion, ErrorKind, EvictionGuard, MemoryConfig, MemoryTier, Op, OpId,
-    Piece, ReadOp, Record, Tier, Unguarded, WriteOp, piece_range, record_bytes,
+    Piece, Purpose, ReadOp, Record, Tier, Unguarded, WriteOp, piece_range, record_bytes,
 };
 
 use crate::common::key;
@@ -34,7 +34,11 @@ fn poll(tier: &mut MemoryTier, guard: &dyn EvictionGuard) -> Vec<Completion> {
 
 fn touch(tier: &mut MemoryTier, arena: &Arc<Arena>, number: u64) {
     let (digest, slot) = (key(number).digest(), arena.try_take().unwrap());
-    tier.submit(Op::Read(ReadOp { id: OpId(99), digest, blocks: 0..1, slot }), 0).unwrap();
+    tier.submit(
+        Op::Read(ReadOp { id: OpId(99), digest, blocks: 0..1, slot, purpose: Purpose::Use }),
+        0,
+    )
+    .unwrap();
     poll(tier, &Unguarded);
 }
 
@@ -105,11 +109,30 @@ fn when_every_victim_is_refused_the_write_finds_no_space() {
 }
 
 #[test]
+fn a_chunk_that_is_only_looked_at_is_still_the_first_to_go() {
+    for (purpose, first_to_go) in [(Purpose::Look, 0), (Purpose::Use, 1)] {
+        let arena = arena();
+        let mut tier = full_tier(&arena);
+        let (digest, slot) = (key(0).digest(), arena.try_take().unwrap());
+        let read = ReadOp { id: OpId(9), digest, blocks: 0..1, slot, purpose };
+        tier.submit(Op::Read(read), 0).unwrap();
+        poll(&mut tier, &Unguarded);
+        write(&mut tier, &arena, 3, &[7; PAYLOAD_BYTES]);
+        poll(&mut tier, &Unguarded);
+        assert!(tier.contains(key(first_to_go).digest()).is_none(), "{purpose:?}");
+    }
+}
+
+#[test]
 fn a_chunk_removed_under_a_queued_read_is_still_read_and_counted_until_then() {
     let arena = arena();
     let mut tier = full_tier(&arena);
     let (digest, slot) = (key(1).digest(), arena.try_take().unwrap());
-    tier.submit(Op::Read(ReadOp { id: OpId(9), digest, blocks: 0..1, slot }), 0).unwrap();
+    tier.submit(
+        Op::Read(ReadOp { id: OpId(9), digest, blocks: 0..1, slot, purpose: Purpose::Use }),
+        0,
+    )
+    .unwrap();
     assert!(tier.remove(digest, 0));
     assert!(tier.contains(digest).is_none());
     assert_eq!(tier.stats().used_bytes, tier.stats().capacity_bytes);
@@ -129,7 +152,11 @@ fn a_read_that_brings_fewer_blocks_than_asked_for_fails_verification() {
     write(&mut tier, &arena, 5, &vec![3; BLOCK_BYTES + 1]);
     poll(&mut tier, &Unguarded);
     let (digest, slot) = (key(5).digest(), arena.try_take().unwrap());
-    tier.submit(Op::Read(ReadOp { id: OpId(9), digest, blocks: 0..1, slot }), 0).unwrap();
+    tier.submit(
+        Op::Read(ReadOp { id: OpId(9), digest, blocks: 0..1, slot, purpose: Purpose::Use }),
+        0,
+    )
+    .unwrap();
     let completion = poll(&mut tier, &Unguarded).pop().unwrap();
     let Completion::Read { slot, result: Ok(done), .. } = completion else {
         panic!("{completion:?}")

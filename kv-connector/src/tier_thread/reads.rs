@@ -5,8 +5,8 @@ use std::{ops::Range, sync::atomic::Ordering};
 use kv_chunk::{Digest, HeaderError};
 use kv_router::{BreakerState, Claim, Duplicates, Failure};
 use kv_tiers::{
-    Corruption, ErrorKind, Op, OpId, Piece, ReadDone, ReadOp, RejectReason, Rejected, Slot,
-    TierError,
+    Corruption, ErrorKind, Op, OpId, Piece, Purpose, ReadDone, ReadOp, RejectReason, Rejected,
+    Slot, TierError,
 };
 
 use super::Worker;
@@ -105,7 +105,8 @@ impl Worker {
         };
         let id = self.next_id();
         let digest = step.0.key(claim.chunk).digest();
-        let op = ReadOp { id: OpId(id), digest, blocks: blocks.clone(), slot };
+        let op =
+            ReadOp { id: OpId(id), digest, blocks: blocks.clone(), slot, purpose: Purpose::Use };
         match self.tier.submit(Op::Read(op), now_ns) {
             Ok(()) => {
                 let started = self.window.start();
@@ -325,7 +326,7 @@ impl Worker {
         };
         let Some(slot) = self.shared.read_slot() else { return };
         let id = self.next_id();
-        let op = ReadOp { id: OpId(id), digest, blocks: 0..1, slot };
+        let op = ReadOp { id: OpId(id), digest, blocks: 0..1, slot, purpose: Purpose::Look };
         match self.tier.submit(Op::Read(op), now_ns) {
             Ok(()) => self.probe = Some((id, self.read_deadline_ns(now_ns))),
             Err(Rejected { reason: RejectReason::Closed, .. }) => self.lose_tier(),

@@ -8,7 +8,8 @@ use super::{
     model::{Asked, Ended, Guard},
 };
 use crate::{
-    Arena, Op, OpId, ReadOp, Record, RejectReason, Rejected, Slot, Tier, WriteOp, record_bytes,
+    Arena, Op, OpId, Purpose, ReadOp, Record, RejectReason, Rejected, Slot, Tier, WriteOp,
+    record_bytes,
 };
 
 /// More polls than any wait needs: a tier that spins without progress in virtual time is caught by this.
@@ -124,7 +125,7 @@ impl<'h, 'a> Case<'h, 'a> {
 
     pub(super) fn read_op(&mut self, number: u32, blocks: Range<u32>, slot: Slot) -> Op {
         let id = self.next_id();
-        Op::Read(ReadOp { id, digest: key(number).digest(), blocks, slot })
+        Op::Read(ReadOp { id, digest: key(number).digest(), blocks, slot, purpose: Purpose::Use })
     }
 
     pub(super) fn write_op(&mut self, content: Content) -> Result<Op, String> {

@@ -12,7 +12,7 @@ use hashlink::LinkedHashSet;
 use kv_chunk::Digest;
 
 use crate::{
-    Held,
+    Held, Purpose,
     nvme::{files::SegmentFile, segment::Geometry},
 };
 
@@ -280,8 +280,10 @@ impl Index {
     }
 
     /// Pins a chunk for a read.
-    pub(super) fn begin_read(&mut self, digest: Digest) -> Option<Entry> {
-        self.touch(digest);
+    pub(super) fn begin_read(&mut self, digest: Digest, purpose: Purpose) -> Option<Entry> {
+        if purpose == Purpose::Use {
+            self.touch(digest);
+        }
         let entry = *self.chunks.get(&digest)?;
         self.slot_mut(entry.place)?.readers += 1;
         Some(entry)

@@ -6,7 +6,7 @@ use kv_chunk::{Digest, WriteId};
 use proptest::prelude::*;
 
 use crate::{
-    Held, Unguarded,
+    Held, Purpose, Unguarded,
     nvme::{
         evict::{Dropped, drop_coldest_chunk, take_coldest_segment},
         files::SegmentFile,
@@ -95,7 +95,7 @@ impl World {
                 }
             }
             Step::Read(chunk) => {
-                let entry = self.index.begin_read(digest(chunk));
+                let entry = self.index.begin_read(digest(chunk), Purpose::Use);
                 assert_eq!(entry.map(|entry| entry.place), self.held.get(&chunk).copied());
                 self.reads.extend(entry.map(|entry| (entry.place, chunk)));
             }

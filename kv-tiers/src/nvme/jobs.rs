@@ -74,7 +74,7 @@ impl NvmeTier {
     /// Starts all queued reads: before any write may evict what they want.
     pub(super) fn start_reads(&mut self, completions: &mut Vec<Completion>) {
         while let Some(read) = self.reads.pop_front() {
-            let Some(entry) = self.index.begin_read(read.digest) else {
+            let Some(entry) = self.index.begin_read(read.digest, read.purpose) else {
                 let error = TierError::NotFound { digest: read.digest };
                 self.end_read(read.id, read.digest, read.slot, Err(error), completions);
                 continue;

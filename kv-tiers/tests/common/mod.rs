@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use kv_chunk::{ChunkKey, Digest, Namespace, WriteId};
 use kv_tiers::{
-    Arena, ArenaConfig, Completion, Corruption, Op, OpId, Piece, ReadDone, ReadOp, Record, Slot,
-    Tier, TierError, Unguarded, WriteOp,
+    Arena, ArenaConfig, Completion, Corruption, Op, OpId, Piece, Purpose, ReadDone, ReadOp, Record,
+    Slot, Tier, TierError, Unguarded, WriteOp,
 };
 
 /// The key of chunk `number`.
@@ -55,7 +55,13 @@ pub(crate) fn write_op(arena: &Arc<Arena>, number: u64, payload: &[u8]) -> Op {
 
 pub(crate) fn read_op(arena: &Arc<Arena>, number: u64, blocks: Range<u32>) -> Op {
     let slot = arena.try_take().unwrap();
-    Op::Read(ReadOp { id: OpId(number), digest: digest(number), blocks, slot })
+    Op::Read(ReadOp {
+        id: OpId(number),
+        digest: digest(number),
+        blocks,
+        slot,
+        purpose: Purpose::Use,
+    })
 }
 
 /// One poll.

@@ -12,8 +12,8 @@ use std::{
 
 use kv_chunk::{ChunkKey, Digest, KeySpace, Namespace, WriteId};
 use kv_tiers::{
-    Arena, ArenaConfig, Completion, EvictionGuard, NvmeConfig, NvmeTier, Op, OpId, Piece, ReadDone,
-    ReadOp, Record, Slot, Tier, TierError, Unguarded, WriteOp,
+    Arena, ArenaConfig, Completion, EvictionGuard, NvmeConfig, NvmeTier, Op, OpId, Piece, Purpose,
+    ReadDone, ReadOp, Record, Slot, Tier, TierError, Unguarded, WriteOp,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tempfile::TempDir;
@@ -153,7 +153,7 @@ impl Driver {
     pub(crate) fn submit_read(&mut self, number: u32, blocks: Range<u32>) -> OpId {
         let id = self.id();
         let slot = self.slot();
-        let read = ReadOp { id, digest: digest(number), blocks, slot };
+        let read = ReadOp { id, digest: digest(number), blocks, slot, purpose: Purpose::Use };
         self.tier.submit(Op::Read(read), 0).unwrap();
         id
     }
