@@ -58,6 +58,19 @@ impl HostCache {
         evict(&mut lock_plain(&self.records))
     }
 
+    pub(crate) fn remove(&self, digest: Digest) {
+        lock_plain(&self.records).remove(&digest);
+    }
+
+    /// Drops the records that `selected` names; the number of them.
+    pub(crate) fn remove_if(&self, selected: impl Fn(&Record) -> bool) -> u64 {
+        let mut records = lock_plain(&self.records);
+        let found = records.iter().filter(|(_, record)| selected(record));
+        let found: Vec<Digest> = found.map(|(digest, _)| *digest).collect();
+        found.iter().for_each(|digest| drop(records.remove(digest)));
+        found.len() as u64
+    }
+
     pub(crate) fn clear(&self) {
         lock_plain(&self.records).clear();
     }

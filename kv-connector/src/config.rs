@@ -54,6 +54,9 @@ pub struct EngineConfig {
     pub close_deadline_ms: u64,
     /// After a tier had no room, its writes pause this long.
     pub write_back_off_ms: u64,
+    /// Bytes a second that each tier reads and verifies while no step runs, to find what has rotted; 0, the default,
+    /// for none.
+    pub scrub_bytes_per_s: ByteSize,
     /// What idle tiers do at the end of a step.
     pub tail: TailPolicy,
     /// Unix socket (mode 0600) that answers `stats`; none by default.
@@ -74,6 +77,7 @@ impl Default for EngineConfig {
             write_max_age_ms: 2_000,
             close_deadline_ms: 30_000,
             write_back_off_ms: 1_000,
+            scrub_bytes_per_s: ByteSize(0),
             tail: TailPolicy::default(),
             socket: None,
         }

@@ -21,6 +21,7 @@ use crate::{
     cache::HostCache,
     clock::{now_ns, ns_from_ms},
     directory::Directory,
+    inspect::{PurgeRefusal, PurgeReport, PurgeRequest},
     load::load,
     open::open_tiers,
     shared::Shared,
@@ -201,6 +202,15 @@ impl Engine {
         self.shared.flush(deadline)
     }
 
+    /// Removes every chunk that the request selects from all tiers, staging and the host cache, while the engine serves.
+    /// Leased chunks are removed when they are released within the request's patience, else they are left and counted.
+    ///
+    /// # Errors
+    /// If another purge runs, or the engine is closed.
+    pub fn purge(&self, request: &PurgeRequest) -> Result<PurgeReport, PurgeRefusal> {
+        self.shared.purge(request)
+    }
+
     /// Counters and gauges.
     pub fn stats(&self) -> EngineStats {
         self.shared.stats()
@@ -229,6 +239,7 @@ fn share(config: Config, arenas: Arenas) -> Result<Shared, EngineError> {
         tiers: tiers?,
         observer: config.observer,
         totals: Mutex::new(Totals::default()),
+        purging: Mutex::new(()),
         owner_pid: process::id(),
         closed: AtomicBool::new(false),
         arrivals: Mutex::default(),

@@ -22,6 +22,13 @@ pub enum Event {
         /// Where.
         tier: u8,
     },
+    /// Removed by a purge.
+    Purged {
+        /// Which chunk.
+        digest: Digest,
+        /// Where.
+        tier: u8,
+    },
     /// Gone without our doing, or removed because its bytes were damaged.
     Lost {
         /// Which chunk.

@@ -4,7 +4,6 @@
 //! *Is not*: the format (kv-chunk), the drivers (kv-tiers), the rules of reads (kv-router) and writes (kv-writeback).
 //!
 //! ```
-//! use std::time::Duration;
 //! use kv_chunk::{KeySpace, Namespace};
 //! use kv_connector::{ByteSize, Config, Engine, TierConfig, Want};
 //!
@@ -21,7 +20,7 @@
 //! # };
 //! let keys = [KeySpace::new(&namespace)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
 //! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass
-//! engine.flush(Duration::from_secs(5));
+//! engine.flush(std::time::Duration::from_secs(5));
 //! let lease = engine.lookup(&keys);                // what is there stays there until this is dropped
 //! assert_eq!(lease.prefix_hits(), 1);
 //! let mut dest = [0; 15];
@@ -40,6 +39,7 @@ mod directory;
 mod engine;
 mod error;
 mod event;
+pub mod inspect;
 mod lease;
 mod load;
 mod metrics;

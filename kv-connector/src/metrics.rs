@@ -18,7 +18,7 @@ impl Text {
         let _ = write!(self.0, "kvbraid_{name}");
         for (index, (label, value)) in labels.iter().enumerate() {
             let open = if index == 0 { '{' } else { ',' };
-            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
+            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let _ = write!(self.0, "{open}{label}=\"{value}\"");
         }
         let close = if labels.is_empty() { "" } else { "}" };
@@ -102,7 +102,7 @@ impl EngineStats {
     fn render_tiers(&self, text: &mut Text) {
         type Value = fn(&crate::TierStatus) -> f64;
         #[expect(clippy::cast_precision_loss, reason = "Prometheus values are doubles")]
-        let families: [(&str, &str, &str, Value); 14] = [
+        let families: [(&str, &str, &str, Value); 21] = [
             ("used_bytes", "gauge", "Space that counts against the cap.", |t| t.used_bytes as f64),
             ("capacity_bytes", "gauge", "The cap.", |t| t.capacity_bytes as f64),
             ("chunks", "gauge", "Readable chunks.", |t| t.chunks as f64),
@@ -113,6 +113,19 @@ impl EngineStats {
                 t.payload_bytes as f64
             }),
             ("late_bytes_total", "counter", "Payload too late to count.", |t| t.late_bytes as f64),
+            ("read_bytes_total", "counter", "Payload read.", |t| t.read_bytes as f64),
+            ("device_requests_total", "counter", "Requests sent to the device.", |t| {
+                t.device_requests as f64
+            }),
+            ("window_reads", "gauge", "Reads in flight.", |t| f64::from(t.window)),
+            ("purged_chunks_total", "counter", "Removed by purges.", |t| t.purged_chunks as f64),
+            ("scrubbed_chunks_total", "counter", "Verified in idle time.", |t| {
+                t.scrubbed_chunks as f64
+            }),
+            ("scrubbed_bytes_total", "counter", "Payload of those.", |t| t.scrubbed_bytes as f64),
+            ("scrub_damaged_chunks_total", "counter", "Found damaged and dropped.", |t| {
+                t.scrub_damaged as f64
+            }),
             ("write_bytes_total", "counter", "Payload written.", |t| t.write_bytes as f64),
             ("evictions_total", "counter", "Chunks dropped to make room.", |t| t.evictions as f64),
             ("lost_chunks_total", "counter", "Chunks gone or damaged.", |t| t.lost_chunks as f64),

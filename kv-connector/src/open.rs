@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use kv_tiers::{
-    Arena, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, ThrottleConfig, Throttled, Tier,
+    Arena, Finding, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, ThrottleConfig,
+    Throttled, Tier,
 };
 
 use crate::{
     Config, EngineConfig, EngineError, ThrottleSection, TierConfig, TierKind, arenas::Arenas,
-    clock::now_ns,
+    clock::now_ns, tier_thread::CHORE_READS_MAX,
 };
 
 pub(crate) fn open_tiers(
@@ -25,8 +26,8 @@ fn open_tier(
     arenas: &[Arc<Arena>],
 ) -> Result<Box<dyn Tier>, EngineError> {
     let capacity_bytes = tier.capacity.unwrap_or_default().0;
-    // Reads, writes and the read that probes a tier after failures.
-    let ops = tier.window.saturating_add(tier.write_window).saturating_add(1);
+    // Reads, writes, the read that probes a tier after failures, and those in the background.
+    let ops = tier.window.saturating_add(tier.write_window).saturating_add(1 + CHORE_READS_MAX);
     let opened: Box<dyn Tier> = match tier.kind {
         TierKind::Memory => {
             let mut config = MemoryConfig::new(&tier.name, capacity_bytes);
@@ -48,6 +49,45 @@ fn open_tier(
         Some(throttle) => Box::new(Throttled::new(opened, throttle_config(throttle))),
         None => opened,
     })
+}
+
+/// A tier that no engine runs.
+pub(crate) struct Opened {
+    pub(crate) tier: Box<dyn Tier>,
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) torn_slots: u64,
+    pub(crate) newer_chunks: u64,
+}
+
+/// Opens a tier for a tool: what is there stays as it is.
+pub(crate) fn open_to_look(tier: &TierConfig, arena: &Arc<Arena>) -> Result<Opened, EngineError> {
+    open_for_tool(tier, arena, true)
+}
+
+/// Opens a tier as an engine would, which mends what is damaged.
+pub(crate) fn open_to_mend(tier: &TierConfig, arena: &Arc<Arena>) -> Result<Opened, EngineError> {
+    open_for_tool(tier, arena, false)
+}
+
+fn open_for_tool(
+    tier: &TierConfig,
+    arena: &Arc<Arena>,
+    look_only: bool,
+) -> Result<Opened, EngineError> {
+    let arenas = [Arc::clone(arena)];
+    if tier.kind != TierKind::Nvme {
+        let mut tier = tier.clone();
+        tier.throttle = None;
+        let tier = open_tier(&tier, &EngineConfig::default(), &arenas)?;
+        return Ok(Opened { tier, findings: Vec::new(), torn_slots: 0, newer_chunks: 0 });
+    }
+    let mut config = nvme_config(tier, tier.capacity.unwrap_or_default().0)?;
+    config.look_only = look_only;
+    let opened = NvmeTier::open(config, &arenas, now_ns())
+        .map_err(|source| EngineError::Tier { name: tier.name.clone(), source })?;
+    let (findings, detail) = (opened.findings().to_vec(), opened.detail());
+    let (torn_slots, newer_chunks) = (detail.torn_slots, detail.newer_chunks);
+    Ok(Opened { tier: Box::new(opened), findings, torn_slots, newer_chunks })
 }
 
 fn nvme_config(tier: &TierConfig, capacity_bytes: u64) -> Result<NvmeConfig, EngineError> {

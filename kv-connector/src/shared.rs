@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) tiers: Vec<TierHandle>,
     pub(crate) observer: Option<Observer>,
     pub(crate) totals: Mutex<Totals>,
+    /// Held by the one purge that runs.
+    pub(crate) purging: Mutex<()>,
     pub(crate) owner_pid: u32,
     /// Set once by `close` (Release), read at every entry (Acquire).
     pub(crate) closed: AtomicBool,
@@ -67,6 +69,16 @@ impl Shared {
             return Some((Source::HostCache, record));
         }
         self.writeback.get(key).map(|record| (Source::Staged, record))
+    }
+
+    /// Keeps a chunk that was read from a tier, unless all tiers have dropped it by now: a purge looks at the tiers, then
+    /// here.
+    pub(crate) fn keep_read(&self, record: Record) {
+        let digest = record.digest();
+        self.cache.insert(Arc::new(record));
+        if self.directory.tiers(digest) == 0 {
+            self.cache.remove(digest);
+        }
     }
 
     /// A slot for a read; the host cache gives one up if none is free.

@@ -1,9 +1,11 @@
 //! A unix socket that answers while the engine lives, on a thread that never does data I/O.
 //!
-//! A client connects, may send one line (`stats` or `metrics`; nothing means `stats`), and reads the answer to its end:
+//! A client connects, may send one line (`stats`, `metrics`, or `purge` and what;
+//! nothing means `stats`), and reads the answer to its end:
 //! one JSON object, or Prometheus text.
 
 use std::{
+    fmt::Display,
     fs, io,
     os::{
         fd::AsFd,
@@ -23,10 +25,12 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{EngineError, shared::Shared, sync::lock_plain};
+use crate::{EngineError, inspect::PurgeRequest, shared::Shared, sync::lock_plain};
 
 const CLIENTS_MAX: usize = 8;
-const REQUEST_BYTES_MAX: usize = 64;
+const REQUEST_BYTES_MAX: usize = 16 << 10;
+/// Read at a time.
+const PART_BYTES: usize = 512;
 const DISCARDED_BYTES_MAX: u64 = 64 << 10;
 const REQUEST_WAIT: Duration = Duration::from_millis(250);
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
@@ -94,7 +98,7 @@ async fn serve(listener: UnixListener, shared: &Arc<Shared>) {
             Ok((stream, _)) => {
                 let shared = Arc::clone(shared);
                 tokio::spawn(async move {
-                    let _ = timeout(ANSWER_WAIT, answer(stream, &shared)).await;
+                    let _ = answer(stream, shared).await;
                     drop(permit);
                 });
             }
@@ -104,13 +108,43 @@ async fn serve(listener: UnixListener, shared: &Arc<Shared>) {
     }
 }
 
-async fn answer(mut stream: UnixStream, shared: &Shared) -> io::Result<()> {
-    let request = read_request(&mut stream).await;
-    let answer = match request.trim_ascii() {
-        b"" | b"stats" => serde_json::to_string(&shared.stats())? + "\n",
+async fn answer(mut stream: UnixStream, shared: Arc<Shared>) -> io::Result<()> {
+    let request = timeout(ANSWER_WAIT, read_request(&mut stream)).await?;
+    // A purge waits for tiers, within a deadline of its own.
+    let answer = tokio::task::spawn_blocking(move || answer_to(&request, &shared)).await?;
+    timeout(ANSWER_WAIT, send(stream, &answer)).await?
+}
+
+fn answer_to(request: &[u8], shared: &Shared) -> String {
+    let request = request.trim_ascii();
+    if let Some(body) = request.strip_prefix(b"purge ") {
+        return answer_to_purge(body, shared) + "\n";
+    }
+    match request {
+        b"" | b"stats" => {
+            serde_json::to_string(&shared.stats()).unwrap_or_else(|why| error(&why)) + "\n"
+        }
         b"metrics" => shared.stats().prometheus(),
-        _ => "{\"error\":\"unknown request: send `stats` or `metrics`\"}\n".to_owned(),
+        _ => error(&"unknown request: send `stats`, `metrics` or `purge {..}`") + "\n",
+    }
+}
+
+fn answer_to_purge(body: &[u8], shared: &Shared) -> String {
+    let request = match serde_json::from_slice::<PurgeRequest>(body) {
+        Ok(request) => request,
+        Err(why) => return error(&why),
     };
+    match shared.purge(&request) {
+        Ok(report) => serde_json::to_string(&report).unwrap_or_else(|why| error(&why)),
+        Err(refused) => error(&refused),
+    }
+}
+
+fn error(why: &dyn Display) -> String {
+    serde_json::json!({ "error": why.to_string() }).to_string()
+}
+
+async fn send(mut stream: UnixStream, answer: &str) -> io::Result<()> {
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await?;
     // Closing with bytes unread would reset the connection under the answer.
@@ -121,7 +155,7 @@ async fn answer(mut stream: UnixStream, shared: &Shared) -> io::Result<()> {
 /// One line, or what came before the client stopped sending.
 async fn read_request(stream: &mut UnixStream) -> Vec<u8> {
     let mut request = Vec::new();
-    let mut part = [0; REQUEST_BYTES_MAX];
+    let mut part = [0; PART_BYTES];
     while request.len() < REQUEST_BYTES_MAX && !request.contains(&b'\n') {
         match timeout(REQUEST_WAIT, stream.read(&mut part)).await {
             Ok(Ok(bytes)) if bytes > 0 => request.extend_from_slice(&part[..bytes]),

@@ -30,6 +30,12 @@ pub struct EngineStats {
     pub hits_staged: u64,
     /// Wanted chunks not delivered. `hits + misses == wanted` between loads.
     pub misses: u64,
+    /// Time of the loads whose bound is known (every tier's rate alone is configured).
+    pub bounded_step_s: f64,
+    /// Sum of their bounds.
+    pub bound_s: f64,
+    /// By how much those loads took longer than their bounds: 0.05 is 5 %.
+    pub gap: Option<f64>,
     /// Misses by reason.
     pub miss_reasons: BTreeMap<MissReason, u64>,
     /// Chunks staged by `store`.
@@ -94,6 +100,8 @@ pub struct MemoryStats {
 pub struct TierStatus {
     /// As configured.
     pub name: String,
+    /// Reads in flight, as configured.
+    pub window: u32,
     /// `closed` (in service), `open` (reads masked), `half_open` (one read probes), or `gone`.
     pub breaker: String,
     /// Whether writes pause because there was no room.
@@ -120,6 +128,16 @@ pub struct TierStatus {
     pub device_requests: u64,
     /// Chunks dropped to make room.
     pub evictions: u64,
+    /// Chunks removed by purges.
+    pub purged_chunks: u64,
+    /// Chunks that the scrubber read and verified.
+    pub scrubbed_chunks: u64,
+    /// Payload of those.
+    pub scrubbed_bytes: u64,
+    /// Times that it has been through everything.
+    pub scrub_passes: u64,
+    /// Chunks that it found damaged and dropped.
+    pub scrub_damaged: u64,
     /// Chunks that were gone or damaged.
     pub lost_chunks: u64,
     /// Reads that brought wrong bytes.
@@ -162,6 +180,9 @@ impl Shared {
             hits: totals.hits_host_cache + totals.hits_staged + hits_by_tier,
             hits_host_cache: totals.hits_host_cache,
             hits_staged: totals.hits_staged,
+            bounded_step_s: totals.bounded_step_s,
+            bound_s: totals.bound_s,
+            gap: (totals.bound_s > 0.0).then(|| totals.bounded_step_s / totals.bound_s - 1.0),
             misses: totals.miss_reasons.values().sum(),
             miss_reasons: totals.miss_reasons,
             stored: totals.stored,

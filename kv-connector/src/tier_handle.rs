@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -14,7 +14,8 @@ use kv_tiers::{ErrorKind, TierError, TierStats};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::{
-    EngineError, TierConfig, TierStatus, clock::seconds, step::StepHandle, sync::lock_plain,
+    EngineError, TierConfig, TierStatus, clock::seconds, inspect::Errand, step::StepHandle,
+    sync::lock_plain,
 };
 
 /// How long a reader of statistics waits for fresh ones before it takes the last.
@@ -48,6 +49,7 @@ pub(crate) struct Inbox {
     /// Close, and be done by then.
     pub(crate) close_by_ns: Option<u64>,
     pub(crate) snapshot_wanted: bool,
+    pub(crate) errand: Option<Arc<Errand>>,
     /// The thread has ended: nothing is taken any more.
     gone: bool,
 }
@@ -62,6 +64,11 @@ pub(crate) struct TierCounters {
     pub(crate) corrupt_reads: AtomicU64,
     pub(crate) timed_out_reads: AtomicU64,
     pub(crate) busy_ns: AtomicU64,
+    pub(crate) purged_chunks: AtomicU64,
+    pub(crate) scrubbed_chunks: AtomicU64,
+    pub(crate) scrubbed_bytes: AtomicU64,
+    pub(crate) scrub_passes: AtomicU64,
+    pub(crate) scrub_damaged: AtomicU64,
     /// Failed operations, such as `read_io` or `write_no_space`.
     errors: Mutex<BTreeMap<String, u64>>,
     /// Live rate; 0 until known.
@@ -144,6 +151,18 @@ impl TierHandle {
         self.ring();
     }
 
+    /// Gives the thread a purge to do; false if the thread has ended.
+    pub(crate) fn push_errand(&self, errand: &Arc<Errand>) -> bool {
+        let mut inbox = lock_plain(&self.inbox);
+        if inbox.gone {
+            return false;
+        }
+        inbox.errand = Some(Arc::clone(errand));
+        drop(inbox);
+        self.ring();
+        true
+    }
+
     /// Called by the thread: everything that came in since.
     pub(crate) fn take_inbox(&self) -> Inbox {
         self.rung.swap(false, Ordering::AcqRel);
@@ -199,6 +218,7 @@ impl TierHandle {
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TierStatus {
             name: self.name.clone(),
+            window: self.window,
             breaker: (*breaker).to_owned(),
             writes_paused: *writes_paused,
             used_bytes: stats.used_bytes,
@@ -212,6 +232,11 @@ impl TierHandle {
             write_bytes: stats.write_bytes,
             device_requests: stats.device_requests,
             evictions: stats.evictions,
+            purged_chunks: counter(&self.counters.purged_chunks),
+            scrubbed_chunks: counter(&self.counters.scrubbed_chunks),
+            scrubbed_bytes: counter(&self.counters.scrubbed_bytes),
+            scrub_passes: counter(&self.counters.scrub_passes),
+            scrub_damaged: counter(&self.counters.scrub_damaged),
             lost_chunks: counter(&self.counters.lost_chunks),
             corrupt_reads: counter(&self.counters.corrupt_reads),
             timed_out_reads: counter(&self.counters.timed_out_reads),
@@ -225,7 +250,7 @@ impl TierHandle {
     }
 }
 
-fn io_mode(stats: &TierStats) -> String {
+pub(crate) fn io_mode(stats: &TierStats) -> String {
     let mode = stats.io_mode;
     let parts = [
         (mode.ring, "io_uring"),

@@ -23,11 +23,14 @@ use crate::{
     tier_handle::{Snapshot, TierHandle},
 };
 
+mod chores;
 mod reads;
 mod sleep;
 mod writes;
 
+pub(crate) use self::chores::CHORE_READS_MAX;
 use self::{
+    chores::Chores,
     reads::{Landed, Rate, Read},
     sleep::Sleeper,
     writes::WritePause,
@@ -53,6 +56,7 @@ pub(crate) struct Worker {
     landed: Vec<Landed>,
     completions: Vec<Completion>,
     rate: Rate,
+    chores: Chores,
     pause: WritePause,
     holding_writes: bool,
     /// No slot was free at the last refill.
@@ -107,6 +111,7 @@ impl Worker {
             landed: Vec::new(),
             completions: Vec::new(),
             rate: Rate::default(),
+            chores: Chores::default(),
             pause: WritePause::default(),
             holding_writes: false,
             starved: false,
@@ -138,6 +143,7 @@ impl Worker {
             }
             busy |= !self.landed.is_empty();
             self.deliver_landed(now);
+            busy |= self.run_chores(now);
             if self.is_done(now) {
                 break;
             }
@@ -156,6 +162,9 @@ impl Worker {
             self.put_snapshot();
         }
         let any = !inbox.steps.is_empty();
+        if let Some(errand) = inbox.errand {
+            self.begin_purge(errand);
+        }
         for step in inbox.steps {
             if self.gone || !self.handle().is_readable() {
                 step.0.mask_tier(self.id);
@@ -264,6 +273,7 @@ impl Worker {
             step.0.mask_tier(self.id);
         }
         self.fail_all_reads();
+        self.give_up_chores();
     }
 
     fn put_snapshot(&self) {
@@ -300,7 +310,8 @@ impl Worker {
         let breaker_ns = (self.breaker.state(now_ns) != BreakerState::Closed)
             .then(|| now_ns.saturating_add(10 * RECHECK_NS));
         let ours = now_ns.saturating_add(wait_ns);
-        let others = [tier_ns, write_ns, breaker_ns, self.next_read_deadline_ns()];
+        let chores_ns = self.chores_wake_ns(now_ns);
+        let others = [tier_ns, write_ns, breaker_ns, chores_ns, self.next_read_deadline_ns()];
         others.into_iter().flatten().fold(ours, u64::min)
     }
 

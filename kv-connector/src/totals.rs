@@ -14,6 +14,8 @@ pub(crate) struct Totals {
     pub(crate) hits_host_cache: u64,
     pub(crate) hits_staged: u64,
     pub(crate) hits_by_tier: Vec<u64>,
+    pub(crate) bounded_step_s: f64,
+    pub(crate) bound_s: f64,
     pub(crate) miss_reasons: BTreeMap<MissReason, u64>,
     pub(crate) stored: u64,
     pub(crate) already_held: u64,
@@ -32,6 +34,10 @@ impl Totals {
         self.wanted += report.wanted;
         self.hits_host_cache += report.hits_host_cache;
         self.hits_staged += report.hits_staged;
+        if let Some(bound_s) = report.bound_s {
+            self.bounded_step_s += report.seconds;
+            self.bound_s += bound_s;
+        }
         self.hits_by_tier.resize(report.tiers.len(), 0);
         for (total, tier) in self.hits_by_tier.iter_mut().zip(&report.tiers) {
             *total += tier.hits;

@@ -90,7 +90,7 @@ fn stat_prints_what_a_running_engine_counts() {
     let mut config = kv_connector::Config::from_toml(CONFIG).unwrap();
     config.engine.socket = Some(directory.path().join("engine.sock"));
     let engine = kv_connector::Engine::open(config).unwrap();
-    let output = kvbraid(directory.path(), &["stat", "--socket", "engine.sock"]);
+    let output = kvbraid(directory.path(), &["stat", "--socket", "engine.sock", "--json"]);
     let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(stats["tiers"][0]["name"], "memory");
     let output = kvbraid(directory.path(), &["stat", "--socket", "engine.sock", "--prometheus"]);

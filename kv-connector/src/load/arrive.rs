@@ -1,9 +1,6 @@
 //! What arrives while a load runs: verified pieces are copied out at once, so that their slots serve the next reads.
 
-use std::{
-    sync::{Arc, mpsc::TryRecvError},
-    time::Instant,
-};
+use std::{sync::mpsc::TryRecvError, time::Instant};
 
 use kv_chunk::WriteId;
 use kv_tiers::{Piece, Record};
@@ -117,7 +114,7 @@ impl Load<'_, '_> {
         let write_id = piece.write_id();
         if whole {
             if let Some(record) = piece.into_record() {
-                self.shared.cache.insert(Arc::new(record));
+                self.shared.keep_read(record);
             }
         } else {
             drop(piece);
@@ -170,7 +167,7 @@ impl Load<'_, '_> {
         let want = &self.wants[self.groups[group].wants[0]];
         let Some(slot) = self.shared.read_slot().filter(|_| want.outcome.is_hit()) else { return };
         if let Ok(record) = Record::encode(slot, want.key, write_id, want.dest) {
-            self.shared.cache.insert(Arc::new(record));
+            self.shared.keep_read(record);
         }
     }
 

@@ -168,7 +168,9 @@ impl Worker {
             }
             return;
         }
-        let Some(read) = self.reads.remove(&id.0) else { return };
+        let Some(read) = self.reads.remove(&id.0) else {
+            return self.chore_completed(id, slot, result, now_ns);
+        };
         self.window.end();
         read.step.0.read_ends(self.id, now_ns);
         let bytes = result.as_ref().map_or(0, |done| done.payload_bytes as u64);

@@ -2,7 +2,8 @@
 
 use std::{error::Error, fmt::Display, io::Write, process::ExitCode};
 
-use kv_connector::{EngineError, replay::ReplayError};
+use kv_connector::{Config, EngineError, replay::ReplayError};
+use kv_tiers::TierError;
 
 /// The line to print and the code to exit with: 2 if the caller can mend it, else 1.
 #[derive(Debug)]
@@ -20,6 +21,18 @@ impl Failure {
     /// The command was right and what it did was not.
     pub(crate) fn failed(line: impl Display) -> Self {
         Self { line: line.to_string(), code: 1 }
+    }
+
+    /// The directories cannot be opened; if an engine has them, says where it answers.
+    pub(crate) fn held(error: EngineError, config: &Config) -> Self {
+        let EngineError::Tier { source: TierError::Locked { .. }, .. } = &error else {
+            return error.into();
+        };
+        let hint = match &config.engine.socket {
+            Some(socket) => format!("nobody answers on its socket {}", socket.display()),
+            None => "its configuration names no socket to ask it on".to_owned(),
+        };
+        Self::usage(format!("{}; {hint}: close the engine first", chain(&error)))
     }
 
     pub(crate) fn report(self) -> ExitCode {

@@ -1,14 +1,17 @@
-//! `kvbraid`: replay request traces through the engine, compare policies, ask a running engine for its counters.
+//! `kvbraid`: replay request traces through the engine, compare policies, look inside what an engine keeps.
 
 #![forbid(unsafe_code)]
 
 mod args;
 mod demo;
 mod failure;
+mod fsck;
 mod output;
+mod purge;
 mod replay;
 mod sim;
 mod stat;
+mod stat_text;
 mod watch;
 
 use std::process::ExitCode;
@@ -31,8 +34,12 @@ enum Command {
     Demo(demo::Demo),
     /// Run the router over modelled devices, in virtual time: no measurement.
     Sim(sim::Sim),
-    /// Print the counters of a running engine.
+    /// Print what a running engine counts, or what its directories hold.
     Stat(stat::Stat),
+    /// Read and verify every chunk of every tier, while no engine runs.
+    Fsck(fsck::Fsck),
+    /// Remove all chunks of a model or a tenant.
+    Purge(purge::Purge),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +48,8 @@ fn main() -> ExitCode {
         Command::Demo(demo) => demo.run(),
         Command::Sim(sim) => sim.run(),
         Command::Stat(stat) => stat.run(),
+        Command::Fsck(fsck) => fsck.run(),
+        Command::Purge(purge) => purge.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -31,6 +31,11 @@ impl Bar {
         Self { bar, stop: listen() }
     }
 
+    /// How many steps there are, if that was not known before.
+    pub(crate) fn set_steps(&self, steps: u64) {
+        self.bar.set_length(steps);
+    }
+
     /// Removes the bar.
     pub(crate) fn done(&self) {
         self.bar.finish_and_clear();

@@ -1,0 +1,14 @@
+//! The tools that look inside: what they say of an engine's directories, and what they change in them.
+
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod fsck;
+#[cfg(test)]
+mod private;
+#[cfg(test)]
+mod prometheus;
+#[cfg(test)]
+mod purge;
+#[cfg(test)]
+mod stat;
