@@ -93,6 +93,16 @@ pub enum TierError {
         /// Its holder, 0 if unknown.
         pid: u32,
     },
+    /// A later version made what stands there: nothing was changed.
+    #[error("{path} is of version {found}, this program knows {known}: use a later one or another directory", path = .path.display())]
+    Newer {
+        /// The file that says so.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The latest version known here.
+        known: u32,
+    },
 }
 
 /// What kind of failure, for counters and the breaker.
@@ -133,7 +143,7 @@ impl TierError {
             Self::Short { .. } => ErrorKind::Short,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Closed { .. } => ErrorKind::Closed,
-            Self::Config { .. } | Self::Locked { .. } => ErrorKind::Config,
+            Self::Config { .. } | Self::Locked { .. } | Self::Newer { .. } => ErrorKind::Config,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Storage tiers for KV cache chunks: one small trait, its drivers, wrappers that pace, break or crash any tier, and a
 //! conformance suite.
 //!
-//! *Is*: [`Tier`] and its ops, the [`Arena`] that every transfer lands in, drivers ([`NvmeTier`], [`MemoryTier`]),
+//! *Is*: [`Tier`] and its ops, the [`Arena`] that every transfer lands in, drivers ([`NvmeTier`], [`SharedTier`], [`MemoryTier`]),
 //! decorators ([`Throttled`], [`Faulty`], [`Crashing`]), and [`conformance`], which any implementer runs.
 //!
 //! *Is not*: a cache policy across tiers, a scheduler of reads, or an async runtime: one thread owns a tier and polls
@@ -57,6 +57,7 @@ mod nvme;
 mod op;
 mod probe;
 mod record;
+mod shared;
 mod tier;
 mod wrap;
 
@@ -67,7 +68,8 @@ pub use crate::{
     nvme::{Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier},
     op::{Completion, Op, OpId, Purpose, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
-    tier::{Capabilities, EvictionGuard, Held, IoMode, Tier, TierStats, Unguarded},
+    shared::{Modes, PublishBy, SharedConfig, SharedDetail, SharedTier},
+    tier::{Capabilities, EvictionGuard, Held, IoMode, Located, Tier, TierStats, Unguarded},
     wrap::{
         Crash, CrashImage, Crashing, Dead, Drift, Fault, FaultHandle, FaultKind, FaultPlan, Faulty,
         FlushPolicy, FlushViolation, Latency, Stalls, ThrottleConfig, ThrottleHandle, Throttled,

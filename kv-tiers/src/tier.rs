@@ -58,6 +58,15 @@ pub trait Tier: fmt::Debug + Send {
     /// What is readable under `digest`, from memory, without I/O.
     fn contains(&self, digest: Digest) -> Option<Held>;
 
+    /// What is readable under `digest`, also if others stored it. Never blocks: a tier that has to ask says
+    /// [`Asked`](Located::Asked), makes [`wake_fd`](Tier::wake_fd) readable when it knows, and answers after the next
+    /// [`poll`](Tier::poll). `Held` says that [`contains`](Tier::contains) is true from now on. An answer can be as old
+    /// as the tier's documentation says.
+    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
+        let _ = now_ns;
+        self.contains(digest).map_or(Located::Absent, Located::Held)
+    }
+
     /// Makes a chunk unreadable at once, and its space free once reads of it have completed. False: not held.
     ///
     /// A process that dies before [`TierStats::removals_pending`] is 0 again may find it held at the next open; what
@@ -105,6 +114,17 @@ pub struct Held {
     pub payload_bytes: u64,
     /// Which staging of the chunk this is.
     pub write_id: WriteId,
+}
+
+/// What a tier knows of a chunk that somebody else may have stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Located {
+    /// It is there.
+    Held(Held),
+    /// It is not, or cannot be asked for now.
+    Absent,
+    /// The answer is not known yet: ask again after a poll.
+    Asked,
 }
 
 /// What a tier can do and demands.

@@ -7,8 +7,8 @@ use std::os::fd::BorrowedFd;
 use kv_chunk::Digest;
 use kv_tiers::{
     Arena, ArenaConfig, Capabilities, Completion, CrashImage, Crashing, EvictionGuard, FaultKind,
-    FaultPlan, Faulty, FlushPolicy, Held, MemoryConfig, MemoryTier, Op, Rejected, Tier, TierError,
-    TierStats, Unguarded, When,
+    FaultPlan, Faulty, FlushPolicy, Held, Located, MemoryConfig, MemoryTier, Op, Rejected, Tier,
+    TierError, TierStats, Unguarded, When,
     conformance::{self, Broken, Harness, Open, OpenTier},
 };
 
@@ -29,6 +29,8 @@ enum Break {
     AcceptsLargerThanItSays,
     StaysOpen,
     KeepsWhatIsRemoved,
+    LocatesNothing,
+    LocatesForEver,
     ListsInPart,
     CountsReadsTwice,
     ForgetsItsErrors,
@@ -143,6 +145,14 @@ impl Tier for Mutant {
         self.inner.contains(digest).or(early)
     }
 
+    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
+        match self.way {
+            Break::LocatesNothing => Located::Absent,
+            Break::LocatesForEver => Located::Asked,
+            _ => self.inner.locate(digest, now_ns),
+        }
+    }
+
     fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {
         if self.way == Break::KeepsWhatIsRemoved {
             return self.inner.contains(digest).is_some();
@@ -214,6 +224,8 @@ fn each_broken_rule_is_seen_and_named() {
         (Break::AcceptsLargerThanItSays, "a_record_too_large_is_rejected", "Ok(())"),
         (Break::StaysOpen, "a_closed_tier_takes_nothing_and_finishes", "after close"),
         (Break::KeepsWhatIsRemoved, "a_removed_chunk_is_gone_at_once", "not complete"),
+        (Break::LocatesNothing, "what_is_located_is_held", "is located as None"),
+        (Break::LocatesForEver, "what_is_located_is_held", "is never answered"),
         (Break::ListsInPart, "whole_and_pieces_agree", "list shows"),
         (Break::CountsReadsTwice, "stats_count_what_happened", "reads"),
         (Break::ForgetsItsErrors, "stats_count_what_happened", "errors"),

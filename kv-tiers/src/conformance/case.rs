@@ -8,8 +8,8 @@ use super::{
     model::{Asked, Ended, Guard},
 };
 use crate::{
-    Arena, Op, OpId, Purpose, ReadOp, Record, RejectReason, Rejected, Slot, Tier, WriteOp,
-    record_bytes,
+    Arena, Held, Located, Op, OpId, Purpose, ReadOp, Record, RejectReason, Rejected, Slot, Tier,
+    WriteOp, record_bytes,
 };
 
 /// More polls than any wait needs: a tier that spins without progress in virtual time is caught by this.
@@ -52,8 +52,40 @@ impl<'h, 'a> Case<'h, 'a> {
         self.asked.clear();
         self.guard = Guard::default();
         let tier = (self.harness.open)(Open::Reopen).map_err(|error| format!("reopen: {error}"))?;
+        let shared = tier.capabilities().shared;
         self.tier = Some(tier);
+        // A tier that others write into finds what it did not write itself when it is asked for.
+        for number in self.held_numbers().into_iter().filter(|_| shared) {
+            // It may have been evicted meanwhile.
+            if self.locate(number)?.is_none() && self.holds(number).is_some() {
+                return Err(format!("chunk {number} is not found after the restart"));
+            }
+        }
         Ok(())
+    }
+
+    /// Asks for a chunk until the answer is known.
+    pub(super) fn locate(&mut self, number: u32) -> Result<Option<Held>, String> {
+        let deadline_ns = self.now_ns.saturating_add(self.harness.wait_ns_max);
+        for _ in 0..POLLS_MAX {
+            let now_ns = self.now_ns;
+            if now_ns > deadline_ns {
+                break;
+            }
+            match self.tier()?.locate(key(number).digest(), now_ns) {
+                Located::Held(held) => return Ok(Some(held)),
+                Located::Absent => return Ok(None),
+                Located::Asked => {}
+            }
+            let tier = self.tier.as_mut().ok_or("the tier is dropped")?;
+            let mut completions = Vec::new();
+            let next_ns = tier.poll(now_ns, &self.guard, &mut completions);
+            for completion in completions {
+                self.apply(completion)?;
+            }
+            self.pass_time(next_ns);
+        }
+        Err(format!("whether chunk {number} is there is never answered"))
     }
 
     /// The end of every rule: what is in flight ends, and the model is what the tier lists and returns.

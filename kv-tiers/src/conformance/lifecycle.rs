@@ -153,6 +153,9 @@ pub(super) fn a_restart_finds_every_chunk(case: &mut Case<'_, '_>) -> Outcome {
     for round in 0..2 {
         case.reopen()?;
         case.poll()?;
+        if let Some(found) = case.locate(1)? {
+            return Err(format!("restart {round}: chunk 1, removed, is back: {found:?}"));
+        }
         case.compare_list().map_err(|detail| format!("restart {round}: {detail}"))?;
         let stats = case.tier()?.stats();
         if stats.recovered_chunks != stats.chunks || stats.used_bytes < case.held_bytes() {

@@ -144,6 +144,7 @@ const RULES: &[(&str, Rule)] = &[
     ("a_record_too_large_is_rejected", writes::a_record_too_large_is_rejected),
     ("a_removed_chunk_is_gone_at_once", space::a_removed_chunk_is_gone_at_once),
     ("a_removed_chunk_is_read_whole_or_not", space::a_removed_chunk_is_read_whole_or_not),
+    ("what_is_located_is_held", reads::what_is_located_is_held),
     ("the_cap_holds_under_many_writes", space::the_cap_holds_under_many_writes),
     ("refused_victims_stay", space::refused_victims_stay),
     ("a_chunk_being_read_is_not_evicted", space::a_chunk_being_read_is_not_evicted),

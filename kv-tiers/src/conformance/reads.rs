@@ -47,6 +47,22 @@ pub(super) fn what_is_not_held_is_not_found(case: &mut Case<'_, '_>) -> Outcome 
     Ok(Verdict::Holds)
 }
 
+pub(super) fn what_is_located_is_held(case: &mut Case<'_, '_>) -> Outcome {
+    case.write(0, 4095)?;
+    for (number, is_there) in [(0, true), (7, false), (0, true), (7, false)] {
+        let located = case.locate(number)?;
+        let held = case.tier()?.contains(super::content::key(number).digest());
+        if located != held || located.is_some() != is_there {
+            return Err(format!("chunk {number} is located as {located:?}, contains: {held:?}"));
+        }
+    }
+    case.remove(0)?;
+    match case.locate(0)? {
+        None => Ok(Verdict::Holds),
+        found => Err(format!("a removed chunk is located as {found:?}")),
+    }
+}
+
 pub(super) fn many_reads_of_one_chunk_run_together(case: &mut Case<'_, '_>) -> Outcome {
     let max = case.payload_bytes_max()?;
     case.write(0, max)?;

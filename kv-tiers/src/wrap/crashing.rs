@@ -6,8 +6,8 @@ use kv_chunk::{ChunkHeader, Digest, HEADER_BYTES};
 
 use super::image::{CrashImage, Dead};
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, IoContext, MemoryConfig, MemoryTier, Op, OpId,
-    Record, Rejected, Tier, TierError, TierStats, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, IoContext, Located, MemoryConfig, MemoryTier,
+    Op, OpId, Record, Rejected, Tier, TierError, TierStats, record_bytes,
 };
 
 /// A [`MemoryTier`] whose records also go to a [`CrashImage`], from which it can be opened again.
@@ -213,6 +213,10 @@ impl Tier for Crashing {
 
     fn contains(&self, digest: Digest) -> Option<Held> {
         self.live.contains(digest)
+    }
+
+    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
+        self.live.locate(digest, now_ns)
     }
 
     fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {

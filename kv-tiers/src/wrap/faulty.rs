@@ -9,8 +9,8 @@ use super::{
     plan::{FaultHandle, FaultKind, FaultPlan, Strike},
 };
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, IoContext, Op, OpId, ReadDone, ReadOp, Record,
-    RejectReason, Rejected, Slot, Tier, TierError, TierStats, WriteOp, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, IoContext, Located, Op, OpId, ReadDone, ReadOp,
+    Record, RejectReason, Rejected, Slot, Tier, TierError, TierStats, WriteOp, record_bytes,
 };
 
 /// Strikes a tier's ops with the faults of a [`FaultPlan`].
@@ -369,6 +369,10 @@ impl Tier for Faulty {
 
     fn contains(&self, digest: Digest) -> Option<Held> {
         self.inner.contains(digest).filter(|_| !self.vanished())
+    }
+
+    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
+        if self.vanished() { Located::Absent } else { self.inner.locate(digest, now_ns) }
     }
 
     fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {

@@ -16,8 +16,8 @@ use super::{
     pace::{Delays, Device, ThrottleConfig},
 };
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, Op, OpId, ReadOp, RejectReason, Rejected, Tier,
-    TierError, TierStats, WriteOp, piece_range, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, Located, Op, OpId, ReadOp, RejectReason,
+    Rejected, Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
 };
 
 /// Slows any tier down to a [`ThrottleConfig`], in virtual or in real time.
@@ -263,6 +263,10 @@ impl Tier for Throttled {
 
     fn contains(&self, digest: Digest) -> Option<Held> {
         self.inner.contains(digest)
+    }
+
+    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
+        self.inner.locate(digest, now_ns)
     }
 
     fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {
