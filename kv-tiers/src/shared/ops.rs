@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-use kv_chunk::{Digest, HEADER_BYTES};
+use kv_chunk::{Digest, HEADER_BYTES, WriteId};
 
 use super::{
     SharedTier,
@@ -39,10 +39,11 @@ pub(super) struct QueuedWrite {
 /// What a job is for.
 #[derive(Debug)]
 pub(super) enum Running {
+    /// `known`: the writing of the chunk that was there as far as was known when the read began.
     Read {
         id: OpId,
         digest: Digest,
-        blocks: Range<u32>,
+        known: Option<WriteId>,
         touched: bool,
     },
     /// Without an op once it has failed by time: the record stays with the thread.
@@ -76,11 +77,8 @@ impl SharedTier {
         completions: &mut Vec<Completion>,
     ) {
         match (running, done) {
-            (Running::Read { id, digest, blocks, touched }, Done::Read { slot, result }) => {
-                let result = self.read_ended(digest, result, touched, now_ns);
-                debug_assert!(
-                    result.as_ref().map_or(true, |done| done.first_block == blocks.start)
-                );
+            (Running::Read { id, digest, known, touched }, Done::Read { slot, result }) => {
+                let result = self.read_ended(digest, result, known, touched, now_ns);
                 self.complete_read(id, digest, slot, result, completions);
             }
             (Running::Write { op, digest, reserved, .. }, Done::Write { result, spent }) => {
@@ -186,7 +184,8 @@ impl SharedTier {
                 due
             });
             let key = self.next_key();
-            let running = Running::Read { id, digest, blocks: blocks.clone(), touched: touch };
+            let known = self.index.get(digest).map(|entry| entry.held.write_id);
+            let running = Running::Read { id, digest, known, touched: touch };
             self.running.insert(key, running);
             self.stats.device_requests += 1;
             if let Some((data, _)) = &mut self.lanes {
@@ -199,10 +198,10 @@ impl SharedTier {
         &mut self,
         digest: Digest,
         result: Result<Bytes, TierError>,
+        known: Option<WriteId>,
         touched: bool,
         now_ns: u64,
     ) -> Result<ReadDone, TierError> {
-        let is_doomed = self.doomed.contains_key(&digest);
         match result? {
             Bytes::Here(done, held) => {
                 let round = self.space.rounds_begun;
@@ -214,18 +213,17 @@ impl SharedTier {
                 }
                 return Ok(done);
             }
-            Bytes::Torn if !is_doomed && !self.writing.contains(&digest) => {
+            // What has been written, or is being removed, since the read began is another matter.
+            _ if self.index.get(digest).map(|entry| entry.held.write_id) != known => {}
+            _ if self.doomed.contains_key(&digest) || self.writing.contains(&digest) => {}
+            Bytes::Torn => {
                 self.index.remove(digest);
                 self.doom(digest, If::Torn, 0);
                 self.start_removals(now_ns);
             }
-            Bytes::Nothing if !is_doomed && !self.writing.contains(&digest) => {
+            Bytes::Nothing | Bytes::Unusable => {
                 self.index.remove(digest);
             }
-            Bytes::Unusable if !is_doomed => {
-                self.index.remove(digest);
-            }
-            Bytes::Torn | Bytes::Nothing | Bytes::Unusable => {}
         }
         Err(TierError::NotFound { digest })
     }
