@@ -85,6 +85,21 @@ fn unknown_arguments_exit_2() {
 }
 
 #[test]
+fn a_bench_on_impossible_devices_exits_2_with_the_option_and_the_fix() {
+    let bench = ["bench", "retrieval", "--cgroup", ".", "--json", "out.json"];
+    let with = |more: &[&'static str]| [&bench[..], more].concat();
+    let fast = ["--device", "fast=.,7:0,300"];
+    fails(&with(&fast), 2, &["--device", "1 given", "name two"]);
+    let both = |slow| [&with(&fast)[..], &["--device", slow]].concat();
+    fails(&both("slow=.,7:1,400"), 2, &["--device", "the faster first"]);
+    fails(&both("slow=.,7:0,100"), 2, &["--device", "one number"]);
+    let both = both("slow=.,7:1,100");
+    fails(&[&both[..], &["--seconds", "0"]].concat(), 2, &["--seconds", "0.2 to 60"]);
+    fails(&[&both[..], &["--reps", "0"]].concat(), 2, &["--reps", "1 or more"]);
+    fails(&both, 2, &["--cgroup", "neither", "io.max"]);
+}
+
+#[test]
 fn stat_prints_what_a_running_engine_counts() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = kv_connector::Config::from_toml(CONFIG).unwrap();

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: every bench that exists, briefly; JSON first, then one table drawn from it.
 
 mod criterion;
+mod devices;
 mod machine;
 mod retrieval;
 
@@ -19,6 +20,11 @@ pub(crate) struct Bench {
     /// For `retrieval`: over modelled devices, in virtual time.
     #[arg(long, requires = "name")]
     model: bool,
+    /// For `retrieval`: over two throttled block devices that are made for it; takes root.
+    #[arg(long, requires = "name", conflicts_with = "model")]
+    devices: bool,
+    #[command(flatten)]
+    options: devices::Options,
 }
 
 /// One line of the summary.
@@ -49,7 +55,10 @@ impl Bench {
             lines.extend(demo()?);
         }
         if self.name.as_deref() == Some("retrieval") {
-            ensure!(self.model, "retrieval: say which one, --model");
+            if self.devices {
+                return devices::bench(&self.options);
+            }
+            ensure!(self.model, "retrieval: say which one, --model or --devices");
             println!("== retrieval --model");
             lines.extend(retrieval::model()?);
         }

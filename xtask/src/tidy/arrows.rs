@@ -26,7 +26,7 @@ const KEPT: &[(&str, &[&str])] = &[
     ("glommio", &["kv-tiers"]),
     ("io-uring", &["kv-tiers"]),
     ("libc", &["kv-tiers", "kv-cxl"]),
-    ("nix", &["kv-tiers", "kv-cxl", "kv-connector"]),
+    ("nix", &["kv-tiers", "kv-cxl", "kv-connector", "xtask"]),
     ("memmap2", &["kv-tiers", "kv-cxl"]),
     ("anyhow", &["kv-connector", "xtask"]),
 ];

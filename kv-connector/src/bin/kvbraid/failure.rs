@@ -35,6 +35,11 @@ impl Failure {
         Self::usage(format!("{}; {hint}: close the engine first", chain(&error)))
     }
 
+    /// What to print.
+    pub(crate) fn line(&self) -> &str {
+        &self.line
+    }
+
     pub(crate) fn report(self) -> ExitCode {
         // A closed standard error leaves the exit code to speak.
         let _ = writeln!(std::io::stderr(), "kvbraid: {}", self.line.replace('\n', " "));

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod demo;
 mod failure;
 mod fsck;
@@ -30,6 +31,8 @@ struct Arguments {
 enum Command {
     /// Serve a request trace with your configuration, in fresh directories beside what is kept there.
     Replay(replay::Replay),
+    /// Measure the engine on block devices of known speed; `cargo xtask bench retrieval --devices` prepares them.
+    Bench(bench::Bench),
     /// Compare the policies on two tiers, paced 3:1 unless --tier names real directories.
     Demo(demo::Demo),
     /// Run the router over modelled devices, in virtual time: no measurement.
@@ -45,6 +48,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Replay(replay) => replay.run(),
+        Command::Bench(bench) => bench.run(),
         Command::Demo(demo) => demo.run(),
         Command::Sim(sim) => sim.run(),
         Command::Stat(stat) => stat.run(),

@@ -1,0 +1,162 @@
+//! `cargo xtask bench retrieval --devices`: the engine on two real block devices of known speed.
+//!
+//! Here is what takes root: files, loop devices, file systems, a cgroup that throttles. The steps are read, checked and
+//! timed by `kvbraid bench retrieval`.
+
+mod host;
+mod setup;
+mod signals;
+mod table;
+mod verdict;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use self::{host::Host, setup::Setup, signals::Signals};
+use super::{directory, write};
+use crate::run;
+
+const LIMITS_MBPS: [u32; 2] = [300, 100];
+/// How often the measuring process and the signals are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Options of `--devices`.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// With --devices: only this scenario (two_tiers, colocated, changing_limit, writes_queued, four_ranks, one_device);
+    /// give it once for each.
+    #[arg(long = "scenario", value_name = "NAME", requires = "devices")]
+    scenarios: Vec<String>,
+    /// With --devices: short steps and few repetitions, to see that all works.
+    #[arg(long, requires = "devices")]
+    quick: bool,
+    /// With --devices: reads in flight on each device.
+    #[arg(long, value_name = "N", requires = "devices")]
+    window: Option<u32>,
+    /// With --devices: repetitions of every policy.
+    #[arg(long, value_name = "N", requires = "devices")]
+    reps: Option<u32>,
+    /// With --devices: how long a step takes at the limits, about.
+    #[arg(long, value_name = "S", requires = "devices")]
+    seconds: Option<f64>,
+}
+
+impl Options {
+    fn reps(&self) -> u32 {
+        self.reps.unwrap_or(if self.quick { 2 } else { 5 })
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seconds.unwrap_or(if self.quick { 1.5 } else { 5.0 })
+    }
+
+    fn wants(&self, scenario: &str) -> bool {
+        self.scenarios.is_empty() || self.scenarios.iter().any(|wanted| wanted == scenario)
+    }
+}
+
+/// Measures, writes `retrieval-devices.json`, prints the table; where the machine cannot, says why and does nothing.
+pub(super) fn bench(options: &Options) -> Result<()> {
+    let home = directory().join("devices");
+    let host = match Host::look() {
+        Ok(host) => host,
+        Err(why) => return skip(&why),
+    };
+    let program = build()?;
+    let fio = if options.wants("one_device") { host::fio() } else { None };
+    // Before any thread or child exists: they inherit which signals are blocked.
+    let signals = Signals::listen()?;
+    let setup = match Setup::new(&home, &host, options.seconds()) {
+        Ok(setup) => setup,
+        Err(error) => return skip(&format!("{error:#}")),
+    };
+    let json = home.join("raw.json");
+    let mut command = Command::new(program);
+    command.args(arguments(options, &setup, fio.as_deref(), &json));
+    let status = wait(&mut command, &signals)?;
+    let text = fs::read_to_string(&json);
+    drop(setup);
+    ensure!(!signals.arrived(), "stopped by a signal");
+    ensure!(status.success(), "kvbraid bench retrieval ended with {status}");
+    let text = text.with_context(|| format!("read {}", json.display()))?;
+    let value: Value =
+        serde_json::from_str(&text).with_context(|| format!("parse {}", json.display()))?;
+    write("retrieval-devices", value.clone())?;
+    print!("{}", table::draw(&value));
+    print!("{}", verdict::draw(&value));
+    println!("\nEvery repetition is in {}", directory().join("retrieval-devices.json").display());
+    Ok(())
+}
+
+fn skip(why: &str) -> Result<()> {
+    println!("SKIP retrieval --devices: {why}");
+    Ok(())
+}
+
+fn build() -> Result<PathBuf> {
+    let mut command = run::cargo();
+    command.args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "kv-connector",
+        "--bin",
+        "kvbraid",
+    ]);
+    let finished = run::logged("build kvbraid", &mut command)?;
+    ensure!(finished.success, "kvbraid does not build");
+    let target =
+        env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    Ok(run::root().join(target).join("release/kvbraid"))
+}
+
+fn arguments(options: &Options, setup: &Setup, fio: Option<&Path>, json: &Path) -> Vec<String> {
+    let mut arguments: Vec<String> = vec!["bench".to_owned(), "retrieval".to_owned()];
+    let mut push = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    push("--cgroup", setup.cgroup().display().to_string());
+    for (device, mbps) in setup.devices().iter().zip(LIMITS_MBPS) {
+        let (name, path, number) = (&device.name, device.mount.display(), &device.number);
+        push("--device", format!("{name}={path},{number},{mbps}"));
+    }
+    for scenario in &options.scenarios {
+        push("--scenario", scenario.clone());
+    }
+    push("--reps", options.reps().to_string());
+    push("--seconds", options.seconds().to_string());
+    if let Some(window) = options.window {
+        push("--window", window.to_string());
+    }
+    if let Some(fio) = fio {
+        push("--fio", fio.display().to_string());
+    }
+    push("--json", json.display().to_string());
+    arguments
+}
+
+/// Waits for the command; a signal ends it, gently at first.
+fn wait(command: &mut Command, signals: &Signals) -> Result<ExitStatus> {
+    let mut child = command.spawn().with_context(|| format!("run {command:?}"))?;
+    let mut told = false;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if signals.arrived() && !told {
+            signals::terminate(child.id());
+            told = true;
+        }
+        if signals.arrived_again() {
+            child.kill()?;
+        }
+        thread::sleep(LOOK);
+    }
+}
