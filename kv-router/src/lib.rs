@@ -49,6 +49,7 @@ mod tail;
 mod testing;
 
 mod breaker;
+mod knee;
 mod queue;
 mod report;
 mod window;
@@ -58,6 +59,7 @@ pub use crate::{
     claim::Split,
     config::{ChunkSpec, PoolConfig, Tail},
     error::PoolError,
+    knee::{Knee, KneeConfig, KneeProbe},
     outcome::{ChunkStatus, Claim, Delivery, Failure, MissReason, Outcome, Withdrawn},
     pool::StepPool,
     queue::{Duplicates, TierQueue},
