@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kv_tiers::{Arena, ArenaConfig, record_bytes};
 
-use crate::{Config, EngineError, MemoryStats};
+use crate::{Config, EngineError, MemoryStats, config::windows};
 
 /// The memory of an engine. Tiers that register buffers get it before the engine exists.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ impl Arenas {
         let engine = &config.engine;
         let slot_bytes = record_bytes(engine.chunk_bytes_max.0);
         let slots = |bytes: u64| usize::try_from(bytes / slot_bytes).unwrap_or(usize::MAX);
-        let windows: u64 = config.tiers.iter().map(|tier| u64::from(tier.window)).sum();
+        let windows: u64 = windows(config).iter().map(|window| u64::from(window.max)).sum();
         let buffer = engine.read_buffer.map_or(2 * windows * slot_bytes, |buffer| buffer.0);
         let cache_slots = slots(engine.host_cache.0);
         let make = |purpose, slots| {

@@ -10,6 +10,9 @@ use serde::Deserialize;
 use crate::{ByteSize, EngineError, Observer};
 
 mod check;
+mod window;
+
+pub(crate) use window::windows;
 
 /// A whole configuration. Tiers are named fastest first; the engine then learns their order from their live rates.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -36,7 +39,8 @@ pub struct EngineConfig {
     pub chunk_bytes_max: ByteSize,
     /// Memory that keeps whole chunks for the next load; 0 keeps none.
     pub host_cache: ByteSize,
-    /// Memory that storage reads land in, besides the cache; by default two windows of every tier.
+    /// Memory that storage reads land in, besides the cache; by default two windows of every tier. It bounds windows that
+    /// are learned.
     pub read_buffer: Option<ByteSize>,
     /// Memory that holds chunks until they are written.
     pub staging: ByteSize,
@@ -126,9 +130,12 @@ pub struct TierConfig {
     /// Bytes of one preallocated file.
     #[serde(default)]
     pub segment: Option<ByteSize>,
-    /// Reads in flight: the least number that reaches the tier's full rate.
-    #[serde(default = "default_window")]
-    pub window: u32,
+    /// Reads in flight. By default the least number that reaches the tier's full rate is learned while it works.
+    #[serde(default)]
+    pub window: Option<u32>,
+    /// The most reads in flight where the number is learned; by default what memory holds, up to 32.
+    #[serde(default)]
+    pub window_max: Option<u32>,
     /// Writes in flight.
     #[serde(default = "default_write_window")]
     pub write_window: u32,
@@ -171,10 +178,6 @@ impl ThrottleSection {
     pub const fn new(bytes_per_s: ByteSize) -> Self {
         Self { bytes_per_s, burst: None, latency_us: 0 }
     }
-}
-
-fn default_window() -> u32 {
-    8
 }
 
 fn default_write_window() -> u32 {
@@ -231,7 +234,8 @@ impl TierConfig {
             path: None,
             capacity: Some(capacity),
             segment: None,
-            window: default_window(),
+            window: None,
+            window_max: None,
             write_window: default_write_window(),
             alone_bytes_per_s: None,
             throttle: None,

@@ -20,6 +20,7 @@ use crate::{
     StoreRefusal, Stored, Want,
     cache::HostCache,
     clock::{now_ns, ns_from_ms},
+    config::windows,
     directory::Directory,
     inspect::{PurgeRefusal, PurgeReport, PurgeRequest},
     load::load,
@@ -224,8 +225,9 @@ impl Engine {
 }
 
 fn share(config: Config, arenas: Arenas) -> Result<Shared, EngineError> {
-    let tiers = (0..).map(TierId).zip(&config.tiers);
-    let tiers: Result<Vec<_>, _> = tiers.map(|(id, tier)| TierHandle::new(id, tier)).collect();
+    let tiers = (0..).map(TierId).zip(config.tiers.iter().zip(windows(&config)));
+    let tiers: Result<Vec<_>, _> =
+        tiers.map(|(id, (tier, window))| TierHandle::new(id, tier, window)).collect();
     let count = u8::try_from(config.tiers.len()).unwrap_or(u8::MAX);
     let mut writeback = WritebackConfig::new(count, arenas.staging.slots());
     writeback.max_age_ns = ns_from_ms(config.engine.write_max_age_ms);

@@ -22,7 +22,6 @@
 //! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass
 //! engine.flush(std::time::Duration::from_secs(5));
 //! let lease = engine.lookup(&keys);                // what is there stays there until this is dropped
-//! assert_eq!(lease.prefix_hits(), 1);
 //! let mut dest = [0; 15];
 //! let report = engine.load(&lease, &mut [Want::new(&keys[0], &mut dest)]);
 //! assert_eq!((report.hits(), &dest), (1, b"keys and values"));
@@ -76,5 +75,6 @@ pub use crate::{
     report::{MissReason, StepReport, TierShare},
     size::ByteSize,
     stats::{CacheStats, EngineStats, MemoryStats, TierStatus},
+    stats::{WindowProbe, WindowSearch, WindowState},
     want::{Outcome, Source, Want},
 };

@@ -4,7 +4,7 @@ use std::fmt::{Display, Write};
 
 use serde::Serialize;
 
-use crate::EngineStats;
+use crate::{EngineStats, WindowState};
 
 /// Text under construction; writing to a `String` cannot fail.
 struct Text(String);
@@ -102,7 +102,7 @@ impl EngineStats {
     fn render_tiers(&self, text: &mut Text) {
         type Value = fn(&crate::TierStatus) -> f64;
         #[expect(clippy::cast_precision_loss, reason = "Prometheus values are doubles")]
-        let families: [(&str, &str, &str, Value); 21] = [
+        let families: [(&str, &str, &str, Value); 22] = [
             ("used_bytes", "gauge", "Space that counts against the cap.", |t| t.used_bytes as f64),
             ("capacity_bytes", "gauge", "The cap.", |t| t.capacity_bytes as f64),
             ("chunks", "gauge", "Readable chunks.", |t| t.chunks as f64),
@@ -117,7 +117,7 @@ impl EngineStats {
             ("device_requests_total", "counter", "Requests sent to the device.", |t| {
                 t.device_requests as f64
             }),
-            ("window_reads", "gauge", "Reads in flight.", |t| f64::from(t.window)),
+            ("window_reads", "gauge", "Reads in flight thought best.", |t| f64::from(t.window)),
             ("purged_chunks_total", "counter", "Removed by purges.", |t| t.purged_chunks as f64),
             ("scrubbed_chunks_total", "counter", "Verified in idle time.", |t| {
                 t.scrubbed_chunks as f64
@@ -133,6 +133,9 @@ impl EngineStats {
             ("timed_out_reads_total", "counter", "Reads past their deadline.", |t| {
                 t.timed_out_reads as f64
             }),
+            ("window_settled", "gauge", "0 while that is being learned.", |t| {
+                f64::from(t.window_search.state != WindowState::Learning)
+            }),
             ("busy_seconds_total", "counter", "Time with reads in flight.", |t| t.busy_s),
         ];
         for (name, kind, help, value) in families {
@@ -140,6 +143,12 @@ impl EngineStats {
             text.family(&name, kind, help);
             for tier in &self.tiers {
                 text.sample(&name, &[("tier", &tier.name)], value(tier));
+            }
+        }
+        text.family("tier_window_probed", "gauge", "Reads in flight that a trial at open found.");
+        for tier in &self.tiers {
+            if let Some(window) = tier.window_search.probe.as_ref().and_then(|probe| probe.window) {
+                text.sample("tier_window_probed", &[("tier", &tier.name)], window);
             }
         }
         text.family("tier_errors_total", "counter", "Failed operations, by kind.");

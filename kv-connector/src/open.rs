@@ -9,7 +9,7 @@ use kv_tiers::{
 
 use crate::{
     Config, EngineConfig, EngineError, ThrottleSection, TierConfig, TierKind, arenas::Arenas,
-    clock::now_ns, tier_thread::CHORE_READS_MAX,
+    clock::now_ns, config::windows, tier_thread::CHORE_READS_MAX,
 };
 
 pub(crate) fn open_tiers(
@@ -17,17 +17,19 @@ pub(crate) fn open_tiers(
     arenas: &Arenas,
 ) -> Result<Vec<Box<dyn Tier>>, EngineError> {
     let arenas = [Arc::clone(&arenas.reads), Arc::clone(&arenas.staging)];
-    config.tiers.iter().map(|tier| open_tier(tier, &config.engine, &arenas)).collect()
+    let tiers = config.tiers.iter().zip(windows(config));
+    tiers.map(|(tier, window)| open_tier(tier, window.max, &config.engine, &arenas)).collect()
 }
 
 fn open_tier(
     tier: &TierConfig,
+    window_max: u32,
     engine: &EngineConfig,
     arenas: &[Arc<Arena>],
 ) -> Result<Box<dyn Tier>, EngineError> {
     let capacity_bytes = tier.capacity.unwrap_or_default().0;
     // Reads, writes, the read that probes a tier after failures, and those in the background.
-    let ops = tier.window.saturating_add(tier.write_window).saturating_add(1 + CHORE_READS_MAX);
+    let ops = window_max.saturating_add(tier.write_window).saturating_add(1 + CHORE_READS_MAX);
     let opened: Box<dyn Tier> = match tier.kind {
         TierKind::Memory => {
             let mut config = MemoryConfig::new(&tier.name, capacity_bytes);

@@ -100,7 +100,7 @@ pub struct MemoryStats {
 pub struct TierStatus {
     /// As configured.
     pub name: String,
-    /// Reads in flight, as configured.
+    /// Reads in flight: as configured, or as thought best by now. Steps are planned with it.
     pub window: u32,
     /// `closed` (in service), `open` (reads masked), `half_open` (one read probes), or `gone`.
     pub breaker: String,
@@ -146,6 +146,8 @@ pub struct TierStatus {
     pub timed_out_reads: u64,
     /// Failed operations, by kind, such as `read_io`, `read_short`, `write_no_space`.
     pub errors: BTreeMap<String, u64>,
+    /// Where `window` comes from.
+    pub window_search: WindowSearch,
     /// Highest number of operations in flight.
     pub in_flight_max: u64,
     /// Time in which at least one read was in flight.
@@ -156,6 +158,51 @@ pub struct TierStatus {
     pub io_mode: String,
     /// One line per fallback taken.
     pub fallbacks: Vec<String>,
+}
+
+/// Where a tier's window comes from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct WindowSearch {
+    /// Reads in flight now; another number than `window` during a trial.
+    pub limit: u32,
+    /// The largest that may be tried.
+    pub max: u32,
+    /// `fixed` by the configuration, still `learning`, or `settled`: neither more nor fewer was better when last tried.
+    pub state: WindowState,
+    /// What reading on trial found after open; none while it runs, and where nothing was to be learned or read.
+    pub probe: Option<WindowProbe>,
+}
+
+/// How far the search is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WindowState {
+    /// The configuration says it.
+    Fixed,
+    /// It is being learned.
+    #[default]
+    Learning,
+    /// It was learned. Rare trials go on.
+    Settled,
+}
+
+/// Chunks read on trial after open, while nobody else read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct WindowProbe {
+    /// The window it found to begin with; none if it was stopped before it had seen enough.
+    pub window: Option<u32>,
+    /// Chunks read.
+    pub reads: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// Time taken.
+    pub seconds: f64,
+    /// `enough` was seen, or it was stopped by `time`, `bytes`, a `step`, a `write`, a `purge`, a
+    /// `failure`, or for want of `memory`.
+    pub ended_by: &'static str,
 }
 
 impl Shared {

@@ -4,18 +4,18 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use kv_router::TierId;
+use kv_router::{KneeConfig, TierId};
 use kv_tiers::{ErrorKind, TierError, TierStats};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::{
-    EngineError, TierConfig, TierStatus, clock::seconds, inspect::Errand, step::StepHandle,
-    sync::lock_plain,
+    EngineError, TierConfig, TierStatus, WindowSearch, clock::seconds, inspect::Errand,
+    step::StepHandle, sync::lock_plain,
 };
 
 /// How long a reader of statistics waits for fresh ones before it takes the last.
@@ -26,7 +26,10 @@ const SNAPSHOT_WAIT: Duration = Duration::from_millis(100);
 pub(crate) struct TierHandle {
     pub(crate) id: TierId,
     pub(crate) name: String,
-    pub(crate) window: u32,
+    pub(crate) windows: KneeConfig,
+    /// Reads in flight that the tier does best with, as far as known. Written by its thread, read by planners: relaxed, a
+    /// step is planned right with any.
+    window: AtomicU32,
     pub(crate) write_window: u32,
     pub(crate) alone_bytes_per_s: Option<u64>,
     inbox: Mutex<Inbox>,
@@ -99,17 +102,23 @@ pub(crate) struct Snapshot {
     pub(crate) stats: TierStats,
     pub(crate) breaker: &'static str,
     pub(crate) writes_paused: bool,
+    pub(crate) window_search: WindowSearch,
     pub(crate) taken: u64,
 }
 
 impl TierHandle {
-    pub(crate) fn new(id: TierId, config: &TierConfig) -> Result<Self, EngineError> {
+    pub(crate) fn new(
+        id: TierId,
+        config: &TierConfig,
+        windows: KneeConfig,
+    ) -> Result<Self, EngineError> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| EngineError::system("an eventfd", errno))?;
         Ok(Self {
             id,
             name: config.name.clone(),
-            window: config.window,
+            windows,
+            window: AtomicU32::new(windows.start),
             write_window: config.write_window,
             alone_bytes_per_s: config.alone_bytes_per_s.map(|rate| rate.0),
             inbox: Mutex::default(),
@@ -187,6 +196,14 @@ impl TierHandle {
         self.readable.store(readable, Ordering::Release);
     }
 
+    pub(crate) fn window(&self) -> u32 {
+        self.window.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_window(&self, window: u32) {
+        self.window.store(window, Ordering::Relaxed);
+    }
+
     pub(crate) fn put_snapshot(&self, snapshot: Snapshot) {
         let mut place = lock_plain(&self.snapshot);
         let taken = place.taken + 1;
@@ -214,11 +231,11 @@ impl TierHandle {
     }
 
     fn render(&self, snapshot: &Snapshot) -> TierStatus {
-        let Snapshot { stats, breaker, writes_paused, .. } = snapshot;
+        let Snapshot { stats, breaker, writes_paused, window_search, .. } = snapshot;
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TierStatus {
             name: self.name.clone(),
-            window: self.window,
+            window: self.window(),
             breaker: (*breaker).to_owned(),
             writes_paused: *writes_paused,
             used_bytes: stats.used_bytes,
@@ -241,6 +258,7 @@ impl TierHandle {
             corrupt_reads: counter(&self.counters.corrupt_reads),
             timed_out_reads: counter(&self.counters.timed_out_reads),
             errors: lock_plain(&self.counters.errors).clone(),
+            window_search: window_search.clone(),
             in_flight_max: u64::from(stats.in_flight_max),
             busy_s: seconds(counter(&self.counters.busy_ns)),
             bytes_per_s: counter(&self.counters.bytes_per_s),

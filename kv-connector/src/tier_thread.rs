@@ -12,7 +12,7 @@ use std::{
 };
 
 use kv_chunk::{Digest, WriteId};
-use kv_router::{Breaker, BreakerConfig, BreakerState, TierId, TierQueue, Window};
+use kv_router::{Breaker, BreakerConfig, BreakerState, KneeConfig, TierId, TierQueue, Window};
 use kv_tiers::{Completion, EvictionGuard, Tier};
 
 use crate::{
@@ -24,15 +24,19 @@ use crate::{
 };
 
 mod chores;
+mod depth;
 mod reads;
 mod sleep;
+mod sounding;
 mod writes;
 
 pub(crate) use self::chores::CHORE_READS_MAX;
 use self::{
     chores::Chores,
+    depth::Depth,
     reads::{Landed, Rate, Read},
     sleep::Sleeper,
+    sounding::Sounding,
     writes::WritePause,
 };
 
@@ -45,6 +49,8 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     queue: TierQueue<crate::step::StepHandle>,
     window: Window,
+    depth: Depth,
+    sounding: Sounding,
     breaker: Breaker,
     /// Reads in flight, by op: overdue ones stay until they come in.
     reads: HashMap<u64, Read>,
@@ -98,11 +104,26 @@ impl Worker {
     fn new(shared: &Arc<Shared>, id: TierId, tier: Box<dyn Tier>) -> Self {
         let handle = &shared.tiers[id.index()];
         let mut breaker = BreakerConfig::default();
-        breaker.failures = breaker.failures.min(handle.window);
+        let queue_max = tier.capabilities().queue_ops_max.max(1);
+        let KneeConfig { min, max, start } = handle.windows;
+        let windows = KneeConfig {
+            min: min.min(queue_max),
+            max: max.min(queue_max),
+            start: start.min(queue_max),
+        };
+        breaker.failures = breaker.failures.min(windows.start);
+        let depth = Depth::new(windows);
+        let sounding = if depth.is_learned() {
+            Sounding::new(tier.as_ref(), depth.max())
+        } else {
+            Sounding::default()
+        };
         Self {
             id,
             queue: TierQueue::new(id, STEPS_MAX),
-            window: Window::new(handle.window.min(tier.capabilities().queue_ops_max)),
+            window: Window::new(windows.start),
+            depth,
+            sounding,
             breaker: Breaker::new(breaker),
             reads: HashMap::new(),
             probe: None,
@@ -134,7 +155,8 @@ impl Worker {
             busy |= self.take_completions(now);
             self.expire_reads(now);
             let write_ns = self.run_writes(now);
-            if self.refill(now) | write_ns.started {
+            let refilled = self.refill(now);
+            if refilled | write_ns.started | self.sound(now) {
                 busy = true;
                 // Submitting only queues: this starts the device.
                 now = now_ns();
@@ -285,10 +307,13 @@ impl Worker {
         };
         let writes_paused = self.pause.is_paused();
         let stats = self.tier.stats();
+        let mut window_search = self.depth.status(self.window.limit());
+        window_search.probe = self.sounding.found.clone();
         self.handle().put_snapshot(Snapshot {
             stats,
             breaker,
             writes_paused,
+            window_search,
             ..Snapshot::default()
         });
     }
@@ -311,7 +336,8 @@ impl Worker {
             .then(|| now_ns.saturating_add(10 * RECHECK_NS));
         let ours = now_ns.saturating_add(wait_ns);
         let chores_ns = self.chores_wake_ns(now_ns);
-        let others = [tier_ns, write_ns, breaker_ns, chores_ns, self.next_read_deadline_ns()];
+        let reads_ns = self.next_read_deadline_ns();
+        let others = [tier_ns, write_ns, breaker_ns, chores_ns, reads_ns, self.sounding_ns()];
         others.into_iter().flatten().fold(ours, u64::min)
     }
 

@@ -32,12 +32,12 @@ fn toml_and_json_are_read_alike() {
     assert_eq!(toml.engine.staging, ByteSize::mib(128));
     assert_eq!(toml.tiers[0].kind, TierKind::Nvme);
     assert_eq!(toml.tiers[0].throttle.unwrap().bytes_per_s, ByteSize(900_000_000));
-    assert_eq!(toml.tiers[1].window, 4);
+    assert_eq!((toml.tiers[0].window, toml.tiers[1].window), (None, Some(4)));
     let json = r#"{"engine": {"staging": "128 MiB"},
         "tier": [{"name": "m", "kind": "memory", "capacity": "1 GiB"}]}"#;
     let json = Config::from_json(json).unwrap();
     assert_eq!(json.engine.staging, toml.engine.staging);
-    assert_eq!(json.tiers[0].window, 8);
+    assert_eq!(json.tiers[0].window, None);
 }
 
 /// Replaces one line of the good configuration and expects an error of exactly this field that says `fix`.
@@ -103,6 +103,8 @@ fn absurd_values_are_refused() {
     check_refused("\"64 MiB\"", "\"1 MiB\"", "tier[0].segment", "at least");
     check_refused("window = 4", "window = 0", "tier[1].window", "1 to");
     check_refused("window = 4", "window = 4000", "tier[1].window", "1 to");
+    check_refused("window = 4", "window_max = 0", "tier[1].window_max", "1 to");
+    check_refused("window = 4", "window = 4\nwindow_max = 8", "tier[1].window_max", "remove");
     check_refused("\"900 MB\"", "0", "tier[0].throttle.bytes_per_s", "1 GB");
     check_refused("\"slow\"", "\"fast\"", "tier[1].name", "its own");
     check_refused("\"slow\"", "\"sl ow\"", "tier[1].name", "letters");

@@ -126,14 +126,21 @@ fn check_tier(
         let fix = format!("write {} to {CAPACITY_MAX}", ByteSize(unit));
         return fail(at("capacity"), format!("{capacity} is out of range"), fix);
     }
-    for (field, window) in [("window", tier.window), ("write_window", tier.write_window)] {
-        if !(1..=WINDOW_MAX).contains(&window) {
-            return fail(
-                at(field),
-                format!("{window} operations"),
-                format!("write 1 to {WINDOW_MAX}"),
-            );
+    for (field, window) in [
+        ("window", tier.window),
+        ("window_max", tier.window_max),
+        ("write_window", Some(tier.write_window)),
+    ] {
+        if let Some(window) = window
+            && !(1..=WINDOW_MAX).contains(&window)
+        {
+            let fix = format!("write 1 to {WINDOW_MAX}");
+            return fail(at(field), format!("{window} operations"), fix);
         }
+    }
+    if tier.window.is_some() && tier.window_max.is_some() {
+        let fix = "remove it, or `window` to have it learned";
+        return fail(at("window_max"), "bounds a window that is fixed", fix);
     }
     check_kind(tier, engine, &at)?;
     if tier.throttle.is_some_and(|throttle| throttle.bytes_per_s.0 == 0) {

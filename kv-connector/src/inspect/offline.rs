@@ -214,8 +214,8 @@ pub struct OfflineStatus {
     pub chunks: u64,
     /// Payload of those.
     pub payload_bytes: u64,
-    /// Reads in flight, as configured.
-    pub window: u32,
+    /// Reads in flight, where the configuration says it.
+    pub window: Option<u32>,
     /// How I/O is done here, such as `io_uring+o_direct`.
     pub io_mode: String,
     /// One line per fallback taken.

@@ -12,7 +12,7 @@ pub(super) fn pool_config(shared: &Shared) -> PoolConfig {
     config.fastest = fastest(shared);
     config.tail = shared.config.tail.into();
     for (window, tier) in config.windows.iter_mut().zip(&shared.tiers) {
-        *window = u16::try_from(tier.window).unwrap_or(u16::MAX);
+        *window = u16::try_from(tier.window()).unwrap_or(u16::MAX);
     }
     config
 }

@@ -43,6 +43,12 @@ struct Purge {
     found: TierPurge,
 }
 
+impl Chores {
+    pub(super) fn is_idle(&self) -> bool {
+        self.purge.is_none() && self.reads.is_empty()
+    }
+}
+
 impl Worker {
     pub(super) fn begin_purge(&mut self, errand: Arc<Errand>) {
         self.end_purge(false);

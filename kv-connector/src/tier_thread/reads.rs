@@ -94,6 +94,7 @@ impl Worker {
             }
             submitted = true;
         }
+        self.window_refilled();
         submitted
     }
 
@@ -111,6 +112,7 @@ impl Worker {
             Ok(()) => {
                 let started = self.window.start();
                 debug_assert!(started, "there was room");
+                self.depth.read_started(claim.is_piece());
                 step.0.read_starts(self.id, now_ns);
                 self.rate.starts(now_ns);
                 let deadline_ns = self.read_deadline_ns(now_ns);
@@ -168,10 +170,13 @@ impl Worker {
             }
             return;
         }
+        if self.sounding_read_completed(id, &result, now_ns) {
+            return;
+        }
         let Some(read) = self.reads.remove(&id.0) else {
             return self.chore_completed(id, slot, result, now_ns);
         };
-        self.window.end();
+        self.place_freed(read.claim.is_piece(), &result, now_ns);
         read.step.0.read_ends(self.id, now_ns);
         let bytes = result.as_ref().map_or(0, |done| done.payload_bytes as u64);
         let busy_ns = self.rate.ends(bytes, now_ns);

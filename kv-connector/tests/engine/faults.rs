@@ -229,7 +229,7 @@ fn pieces_of_two_stagings_are_never_combined() {
     let mut config = two_tiers();
     config.engine.chunk_bytes_max = ByteSize::mib(8);
     config.engine.staging = ByteSize::mib(64);
-    config.tiers.iter_mut().for_each(|tier| tier.window = 1);
+    config.tiers.iter_mut().for_each(|tier| tier.window = Some(1));
     let arenas = arenas(&config);
     let payloads = [vec![0xAA; BYTES], vec![0xBB; BYTES]];
     let tiers = (0..2).map(|index| {

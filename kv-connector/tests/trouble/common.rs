@@ -87,7 +87,7 @@ fn with_settings(mut config: Config) -> Config {
     config.engine.write_back_off_ms = 20;
     config.engine.close_deadline_ms = 5_000;
     for tier in &mut config.tiers {
-        tier.window = 4;
+        tier.window = Some(4);
     }
     config
 }

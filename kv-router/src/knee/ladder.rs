@@ -1,4 +1,5 @@
-//! A first look at a tier that nobody uses: windows of 1, 2, 4 and so on, until twice as many reads bring no more.
+//! A first look at a tier that nobody uses: windows of 1, 2, 4 and so on, until twice as many reads do not bring nearly
+//! twice as much.
 
 use super::{
     TOLERANCE,
@@ -6,9 +7,9 @@ use super::{
 };
 
 /// Short: a factor of two is easily seen.
-const RUNG: Quota = Quota { cycles: 1, reads: 4, ns: 1 };
-/// A rung that gains less is the last one.
-const GAIN_MIN: f64 = 1.1;
+const RUNG: Quota = Quota { cycles: 1, reads: 8, ns: 1 };
+/// A rung that gains less, with twice the reads in flight, is the last one: the knee is below it.
+const GAIN_MIN: f64 = 1.5;
 /// Windows up to 2^31.
 const RUNGS_MAX: usize = 32;
 
@@ -93,9 +94,10 @@ impl KneeProbe {
     }
 
     fn window_of(&self, rung: usize) -> u32 {
-        u32::try_from(rung).ok().and_then(|rung| 1_u32.checked_shl(rung)).map_or(self.max, |window| {
-            window.min(self.max)
-        })
+        u32::try_from(rung)
+            .ok()
+            .and_then(|rung| 1_u32.checked_shl(rung))
+            .map_or(self.max, |window| window.min(self.max))
     }
 }
 

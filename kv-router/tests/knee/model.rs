@@ -20,14 +20,8 @@ pub(crate) struct Profile {
     pub(crate) stalls: f64,
 }
 
-pub(crate) const CALM: Profile = Profile {
-    bytes_per_s: 2e9,
-    places: 1.0,
-    latency_s: 0.0,
-    jitter: 0.0,
-    drift: 0.0,
-    stalls: 0.0,
-};
+pub(crate) const CALM: Profile =
+    Profile { bytes_per_s: 2e9, places: 1.0, latency_s: 0.0, jitter: 0.0, drift: 0.0, stalls: 0.0 };
 
 /// splitmix64 with the distributions that are needed.
 #[derive(Clone, Debug)]
@@ -81,6 +75,7 @@ impl Device {
         Self { profile, random, now_s: 0.0, factor: 1.0, factor_until_s: 0.0, reads: Vec::new() }
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "minutes")]
     pub(crate) fn now_ns(&self) -> u64 {
         (self.now_s * 1e9) as u64
     }
@@ -121,7 +116,7 @@ impl Device {
             self.reads.retain(|read| read.left > 1.0);
             let ended = before - self.reads.len();
             if ended > 0 {
-                return u32::try_from(ended).unwrap();
+                return u32::try_from(ended).expect("windows are small");
             }
         }
     }
@@ -168,7 +163,7 @@ impl Tier {
     }
 
     pub(crate) fn knee(&self) -> &Knee {
-        self.knee.as_ref().unwrap()
+        self.knee.as_ref().expect("a learning tier")
     }
 
     /// Bytes a second over `seconds` from now on.

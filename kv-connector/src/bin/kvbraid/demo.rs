@@ -106,7 +106,7 @@ fn shared_device(config: &Config) -> Option<(&str, &str)> {
 
 fn paced(name: &str, directory: &Path, bytes_per_s: u64, window: u32) -> TierConfig {
     let mut tier = TierConfig::nvme(name, directory.join(name), TIER_CAPACITY);
-    tier.window = window;
+    tier.window = Some(window);
     tier.throttle = Some(ThrottleSection::new(ByteSize(bytes_per_s)));
     tier
 }

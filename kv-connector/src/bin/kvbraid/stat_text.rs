@@ -110,7 +110,7 @@ fn tier(text: &mut String, tier: &Value) {
             line(text, label, counts(sum, &tier[key]));
         }
     }
-    line(text, "  window", number(&tier["window"]));
+    line(text, "  window", window(tier));
     line(
         text,
         "  io",
@@ -133,6 +133,19 @@ fn counts(sum: u64, by_kind: &Value) -> String {
         .map(|(kind, count)| format!("{} {}", kind.replace('_', " "), number(count)))
         .collect();
     if kinds.is_empty() { sum.to_string() } else { format!("{sum} ({})", kinds.join(", ")) }
+}
+
+/// The number, and how sure it is.
+fn window(tier: &Value) -> String {
+    let search = &tier["window_search"];
+    match (tier["window"].as_u64(), search["state"].as_str()) {
+        (None, _) => "learned when open".to_owned(),
+        (Some(window), None) => window.to_string(),
+        (Some(window), Some(state)) => match search["probe"]["window"].as_u64() {
+            Some(probed) => format!("{window}, {state} (probed {probed})"),
+            None => format!("{window}, {state}"),
+        },
+    }
 }
 
 fn number(value: &Value) -> u64 {

@@ -1,0 +1,75 @@
+//! How many reads each tier may have in flight: fixed, or learned within what memory holds.
+
+use kv_router::KneeConfig;
+use kv_tiers::record_bytes;
+
+use super::Config;
+
+/// Where learning begins.
+const START: u32 = 8;
+/// The largest learned window unless `window_max` says otherwise.
+const MAX: u32 = 32;
+/// And the smallest such bound, however little memory there is.
+const MAX_LEAST: u32 = 4;
+/// Memory that learned windows may ask for if `read_buffer` is not set; windows of `START` come first.
+const MEMORY_BYTES: u64 = 512 << 20;
+
+/// Each tier's window, in the order of the configuration. Of a fixed one all three numbers are equal.
+///
+/// Storage reads land in memory of our own: it holds two windows of every tier, one that is read and one that is
+/// verified and copied.
+pub(crate) fn windows(config: &Config) -> Vec<KneeConfig> {
+    let record = record_bytes(config.engine.chunk_bytes_max.0);
+    let known = |tier: &super::TierConfig| tier.window.or(tier.window_max);
+    let taken: u64 = config.tiers.iter().filter_map(known).map(u64::from).sum();
+    let learned = config.tiers.iter().filter(|tier| known(tier).is_none()).count() as u64;
+    let (bytes, least) = match config.engine.read_buffer {
+        Some(buffer) => (buffer.0, MAX_LEAST),
+        None => (MEMORY_BYTES, START),
+    };
+    let left = (bytes / record / 2).saturating_sub(taken) / learned.max(1);
+    let max = u32::try_from(left).unwrap_or(MAX).clamp(least, MAX);
+    let window = |tier: &super::TierConfig| match tier.window {
+        Some(fixed) => KneeConfig { min: fixed, max: fixed, start: fixed },
+        None => {
+            let max = tier.window_max.unwrap_or(max);
+            KneeConfig { min: 1, max, start: START.min(max) }
+        }
+    };
+    config.tiers.iter().map(window).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, TierConfig};
+
+    fn maxima(config: &Config) -> Vec<u32> {
+        windows(config).iter().map(|window| window.max).collect()
+    }
+
+    #[test]
+    fn learned_windows_stay_within_memory() {
+        let tier = || TierConfig::memory("m", ByteSize::gib(1));
+        let mut config = Config::new(vec![tier(), tier()]);
+        assert_eq!(maxima(&config), [32, 32]);
+        config.tiers.push(tier());
+        assert_eq!(maxima(&config), [21; 3], "128 chunks of 4 MiB in 512 MiB are 64 twice");
+        config.engine.chunk_bytes_max = ByteSize::mib(64);
+        assert_eq!(maxima(&config), [8; 3], "no less than where learning begins");
+        config.engine.read_buffer = Some(ByteSize::gib(4));
+        assert_eq!(maxima(&config), [10; 3], "63 records of 64 MiB and their headers");
+    }
+
+    #[test]
+    fn a_number_fixes_a_window_and_takes_its_part_of_the_memory() {
+        let tier = || TierConfig::memory("m", ByteSize::gib(1));
+        let mut config = Config::new(vec![tier(), tier(), tier()]);
+        config.tiers[0].window = Some(40);
+        config.tiers[1].window_max = Some(3);
+        let windows = windows(&config);
+        assert_eq!(windows[0], KneeConfig { min: 40, max: 40, start: 40 });
+        assert_eq!(windows[1], KneeConfig { min: 1, max: 3, start: 3 });
+        assert_eq!(windows[2], KneeConfig { min: 1, max: 20, start: 8 }, "63 slots less 43");
+    }
+}
