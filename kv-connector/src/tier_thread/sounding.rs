@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use kv_chunk::Digest;
 use kv_router::{BreakerState, KneeProbe};
-use kv_tiers::{Op, OpId, ReadDone, ReadOp, Tier, TierError};
+use kv_tiers::{Op, OpId, Purpose, ReadDone, ReadOp, Tier, TierError};
 
 use super::Worker;
 use crate::{WindowProbe, clock::seconds};
@@ -125,7 +125,16 @@ impl Worker {
         let digest = running.chunks[running.next % running.chunks.len()];
         running.next += 1;
         let slot = self.shared.arenas.reads.try_take();
-        Some((id, slot.map(|slot| ReadOp { id: OpId(id), digest, blocks: 0..u32::MAX, slot })))
+        Some((
+            id,
+            slot.map(|slot| ReadOp {
+                id: OpId(id),
+                digest,
+                blocks: 0..u32::MAX,
+                slot,
+                purpose: Purpose::Look,
+            }),
+        ))
     }
 
     /// True if the read was one of the probe's.

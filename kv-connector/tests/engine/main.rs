@@ -8,3 +8,5 @@ mod faults;
 mod lifecycle;
 #[cfg(test)]
 mod round_trip;
+#[cfg(test)]
+mod window;

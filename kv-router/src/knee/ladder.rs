@@ -8,8 +8,9 @@ use super::{
 
 /// Short: a factor of two is easily seen.
 const RUNG: Quota = Quota { cycles: 1, reads: 8, ns: 1 };
-/// A rung that gains less, with twice the reads in flight, is the last one: the knee is below it.
-const GAIN_MIN: f64 = 1.5;
+/// A rung that gains less over the one before it, and less over the one before that, is the last one: the knee is below it.
+/// Twice, because few reads were seen.
+const GAINS_MIN: [f64; 2] = [1.55, 2.7];
 /// Windows up to 2^31.
 const RUNGS_MAX: usize = 32;
 
@@ -61,10 +62,11 @@ impl KneeProbe {
         if self.finished || self.rungs == RUNGS_MAX {
             return;
         }
-        let gained = self.rungs == 0 || rate >= GAIN_MIN * self.rates[self.rungs - 1];
+        let below = self.rates[..self.rungs].iter().rev();
+        let flat = below.zip(GAINS_MIN).filter(|(below, gain)| rate < gain * **below).count();
         self.rates[self.rungs] = rate;
         self.rungs += 1;
-        if gained && self.limit < self.max {
+        if flat < GAINS_MIN.len() && self.limit < self.max {
             self.limit = self.limit.saturating_mul(2).min(self.max);
             self.meter.restart();
         } else {
@@ -88,9 +90,9 @@ impl KneeProbe {
         let best = rates.iter().copied().fold(0.0, f64::max);
         let enough = rates.iter().position(|&rate| rate >= (1.0 - TOLERANCE) * best)?;
         let Some(below) = enough.checked_sub(1) else { return Some(1) };
-        // Up to the knee the rate grows with the window.
+        // Up to the knee the rate grows with the window. A quarter more, since few reads were seen.
         let knee = self.window_of(below) as f64 * best / rates[below];
-        Some(round_up(1.1 * knee).min(self.window_of(enough)))
+        Some(round_up(1.25 * knee).min(self.window_of(enough)))
     }
 
     fn window_of(&self, rung: usize) -> u32 {
