@@ -52,9 +52,9 @@ mod tests {
     fn learned_windows_stay_within_memory() {
         let tier = || TierConfig::memory("m", ByteSize::gib(1));
         let mut config = Config::new(vec![tier(), tier()]);
-        assert_eq!(maxima(&config), [32, 32]);
+        assert_eq!(maxima(&config), [31, 31], "127 records of 4 MiB and their headers");
         config.tiers.push(tier());
-        assert_eq!(maxima(&config), [21; 3], "128 chunks of 4 MiB in 512 MiB are 64 twice");
+        assert_eq!(maxima(&config), [21; 3], "a third of 63");
         config.engine.chunk_bytes_max = ByteSize::mib(64);
         assert_eq!(maxima(&config), [8; 3], "no less than where learning begins");
         config.engine.read_buffer = Some(ByteSize::gib(4));
