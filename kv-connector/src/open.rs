@@ -80,7 +80,7 @@ fn open_for_tool(
     if tier.kind != TierKind::Nvme {
         let mut tier = tier.clone();
         tier.throttle = None;
-        let tier = open_tier(&tier, &EngineConfig::default(), &arenas)?;
+        let tier = open_tier(&tier, tier.window.unwrap_or(8), &EngineConfig::default(), &arenas)?;
         return Ok(Opened { tier, findings: Vec::new(), torn_slots: 0, newer_chunks: 0 });
     }
     let mut config = nvme_config(tier, tier.capacity.unwrap_or_default().0)?;

@@ -29,15 +29,16 @@ fn stats_when(engine: &Engine, is_so: impl Fn(&EngineStats) -> bool) -> EngineSt
 }
 
 fn probed(engine: &Engine) -> EngineStats {
-    stats_when(engine, |stats| stats.tiers.iter().all(|tier| tier.window.probe.is_some()))
+    stats_when(engine, |stats| stats.tiers.iter().all(|tier| tier.window_search.probe.is_some()))
 }
 
 #[test]
 fn an_empty_store_begins_at_the_default_without_a_probe() {
     let engine = Engine::open(config(&[("m", ByteSize::gib(1))], ByteSize(0))).unwrap();
-    let window = engine.stats().tiers[0].window.clone();
-    assert_eq!((window.limit, window.best, window.max), (8, 8, 32));
-    assert_eq!((window.state, window.probe), (WindowState::Learning, None));
+    let tier = engine.stats().tiers[0].clone();
+    let search = tier.window_search;
+    assert_eq!((tier.window, search.limit, search.max), (8, 8, 32));
+    assert_eq!((search.state, search.probe), (WindowState::Learning, None));
     assert_eq!(engine.stats().read_memory.bytes, 64 * engine.stats().read_memory.slot_bytes);
 }
 
@@ -54,9 +55,9 @@ fn a_fixed_window_is_neither_probed_nor_learned() {
             assert_eq!(load(&engine, &keys).0.hits(), 24);
         }
         for tier in engine.stats().tiers {
-            let window = tier.window;
-            assert_eq!((window.limit, window.best, window.max), (3, 3, 3));
-            assert_eq!((window.state, window.probe), (WindowState::Fixed, None));
+            let search = tier.window_search;
+            assert_eq!((tier.window, search.limit, search.max), (3, 3, 3));
+            assert_eq!((search.state, search.probe), (WindowState::Fixed, None));
         }
     }
 }
@@ -69,16 +70,16 @@ fn a_reopened_store_is_probed_within_bounds_and_read_right_afterwards() {
     let engine = Engine::open(on_disk(directory.path())).unwrap();
     let stats = probed(&engine);
     for tier in &stats.tiers {
-        let probe = tier.window.probe.as_ref().unwrap();
+        let probe = tier.window_search.probe.as_ref().unwrap();
         assert!((1..=900).contains(&probe.reads), "{probe:?}");
         assert_eq!(probe.bytes, probe.reads * CHUNK_BYTES as u64);
         assert!(["enough", "time", "bytes"].contains(&probe.ended_by), "{probe:?}");
         let begins = probe.window.unwrap_or(8);
-        assert!(probe.ended_by != "enough" || tier.window.best == begins, "{:?}", tier.window);
+        assert!(probe.ended_by != "enough" || tier.window == begins, "{tier:?}");
         assert_eq!((tier.payload_bytes, tier.late_bytes), (0, 0), "nobody wanted those bytes");
     }
     let text = stats.prometheus();
-    assert!(text.contains("kvbraid_tier_window{tier=\"fast\"} "), "{text}");
+    assert!(text.contains("kvbraid_tier_window_reads{tier=\"fast\"} "), "{text}");
     let (report, _) = load(&engine, &keys);
     assert_eq!((report.hits(), report.storage_hits()), (32, 32));
     assert!(stats_when(&engine, |_| true).read_memory.free_slots > 0);
@@ -106,7 +107,7 @@ fn a_step_ends_the_probe_and_is_read_right() {
     let engine = slow_tier(directory.path(), FaultPlan::NONE);
     let (report, _) = load(&engine, &keys(0..16));
     assert_eq!(report.storage_hits(), 16);
-    let probe = probed(&engine).tiers[0].window.probe.clone().unwrap();
+    let probe = probed(&engine).tiers[0].window_search.probe.clone().unwrap();
     assert!(["step", "time"].contains(&probe.ended_by), "{probe:?}");
-    assert!(engine.stats().tiers[0].window.best >= 8, "what was seen is not enough for less");
+    assert!(engine.stats().tiers[0].window >= 8, "what was seen is not enough for less");
 }
