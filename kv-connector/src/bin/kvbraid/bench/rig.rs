@@ -81,7 +81,7 @@ impl Rig {
             let path = device.path.join(name);
             let mut tier = TierConfig::nvme(&device.name, path, ByteSize(capacity));
             tier.segment = Some(ByteSize::mib(256));
-            tier.window = window;
+            tier.window = Some(window);
             tier
         };
         let mut config = Config::new(devices.iter().map(tier).collect());
