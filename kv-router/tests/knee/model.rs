@@ -63,6 +63,8 @@ struct Read {
 pub(crate) struct Device {
     pub(crate) profile: Profile,
     random: Random,
+    /// Its own, so that devices of one seed drift alike whatever is read.
+    drift: Random,
     now_s: f64,
     factor: f64,
     factor_until_s: f64,
@@ -71,8 +73,15 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn new(profile: Profile, seed: u64) -> Self {
-        let random = Random(seed);
-        Self { profile, random, now_s: 0.0, factor: 1.0, factor_until_s: 0.0, reads: Vec::new() }
+        Self {
+            profile,
+            random: Random(seed),
+            drift: Random(!seed),
+            now_s: 0.0,
+            factor: 1.0,
+            factor_until_s: 0.0,
+            reads: Vec::new(),
+        }
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "minutes")]
@@ -110,8 +119,8 @@ impl Device {
             }
             self.now_s = until_s;
             if until_s >= self.factor_until_s {
-                self.factor = self.random.lognormal(self.profile.drift);
-                self.factor_until_s += self.random.exponential(1.0).max(1e-3);
+                self.factor = self.drift.lognormal(self.profile.drift);
+                self.factor_until_s += self.drift.exponential(1.0).max(1e-3);
             }
             self.reads.retain(|read| read.left > 1.0);
             let ended = before - self.reads.len();
