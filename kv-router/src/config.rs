@@ -44,16 +44,17 @@ pub struct PoolConfig {
     pub windows: [u16; MAX_TIERS as usize],
     /// What idle slots do at the end of the step.
     pub tail: Tail,
-    /// Bytes that duplicates may read, in percent of the step's bytes.
+    /// Bytes that duplicates may read, in percent of those that the step has to read.
     pub duplicate_percent: u8,
-    /// Duplicates may always read as much as this many chunks of average size, however small the
-    /// step: the larger of the two budgets counts.
+    /// If that is more: as much as this many of the step's chunks, but no more than half of them or
+    /// one. So by default a step of one chunk is read at most twice, one of two to 16 chunks at
+    /// most one and a half times, and one of 160 or more at most 1.05 times.
     pub duplicate_chunks: u32,
 }
 
 impl PoolConfig {
     /// Tiers `0..tiers` with tier 0 the fastest, windows of 8, and the tail policy at its default:
-    /// split and duplicate within 5 % of the bytes or 8 chunks.
+    /// split and duplicate within 5 % of the bytes, or 8 chunks in a step that has 16.
     #[must_use]
     pub fn new(tiers: u8) -> Self {
         Self {
@@ -71,12 +72,13 @@ impl PoolConfig {
         self.windows.iter().take(usize::from(self.tiers)).map(|&window| u64::from(window)).sum()
     }
 
-    /// The duplicates' byte budget for a step of `chunks` chunks and `bytes` bytes.
+    /// The duplicates' byte budget for a step that has to read `bytes` bytes in `chunks` chunks.
     pub(crate) fn duplicate_bytes(&self, chunks: u64, bytes: u64) -> u64 {
-        let share = u128::from(bytes) * u128::from(self.duplicate_percent) / 100;
-        let floor =
-            u128::from(bytes) * u128::from(self.duplicate_chunks) / u128::from(chunks.max(1));
-        u64::try_from(share.max(floor)).unwrap_or(u64::MAX)
+        let (chunks, bytes) = (u128::from(chunks.max(1)), u128::from(bytes));
+        let share = bytes * u128::from(self.duplicate_percent) / 100;
+        let some = bytes * u128::from(self.duplicate_chunks) / chunks;
+        let most = bytes / chunks.min(2);
+        u64::try_from(share.max(some.min(most))).unwrap_or(u64::MAX)
     }
 }
 

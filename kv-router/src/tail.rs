@@ -36,8 +36,9 @@ pub(crate) fn log_entries(chunks: usize, config: &PoolConfig) -> usize {
 
 impl Hedge {
     pub(crate) fn new(chunks: &[Chunk], config: &PoolConfig) -> Self {
-        let bytes = chunks.iter().fold(0_u64, |sum, chunk| sum.saturating_add(chunk.bytes));
-        let budget = config.duplicate_bytes(chunks.len() as u64, bytes);
+        let held = || chunks.iter().filter(|chunk| !chunk.tiers.is_empty());
+        let bytes = held().fold(0_u64, |sum, chunk| sum.saturating_add(chunk.bytes));
+        let budget = config.duplicate_bytes(held().count() as u64, bytes);
         let entries = log_entries(chunks.len(), config);
         Self {
             claimed: AtomicU32::new(0),
@@ -61,11 +62,8 @@ impl Hedge {
 
     fn reserve(&self, bytes: u64) -> bool {
         let Ok(bytes) = i64::try_from(bytes) else { return false };
-        let left = self.budget.fetch_sub(bytes, Ordering::Relaxed);
-        if left < bytes {
-            self.budget.fetch_add(bytes, Ordering::Relaxed);
-        }
-        left >= bytes
+        let pay = |left: i64| (left >= bytes).then(|| left - bytes);
+        self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_ok()
     }
 }
 

@@ -83,6 +83,7 @@ fn a_read_of_which_duplicates_delivered_some_counts_for_the_rest() {
 fn what_was_waited_for_longest_is_duplicated_first() {
     let mut config = PoolConfig::new(2);
     config.windows = [1; 8];
+    config.duplicate_percent = 200;
     let spec = ChunkSpec { tiers: TierMask::all(2), blocks: 1, bytes: 1, rank: 0 };
     let pool = StepPool::new(&[spec; 3], &config).expect("a valid step");
     let firsts: Vec<_> = std::iter::from_fn(|| pool.claim_first(FAST, Split::InTail)).collect();

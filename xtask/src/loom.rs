@@ -4,11 +4,7 @@ use std::env;
 
 use anyhow::{Result, ensure};
 
-use crate::{
-    metadata::{self, Package},
-    run,
-    tally::Tally,
-};
+use crate::{metadata, run, tally::Tally};
 
 /// Enough for every bug that one thread can cause by being stopped at the worst moment, thrice.
 const MAX_PREEMPTIONS: &str = "3";
@@ -23,7 +19,7 @@ pub(crate) struct Loom {
 
 impl Loom {
     pub(crate) fn run(self) -> Result<()> {
-        let mut crates = crates_with_loom(metadata::packages()?);
+        let mut crates = metadata::dependents(metadata::packages()?, "loom");
         crates.retain(|name| self.package.as_ref().is_none_or(|wanted| wanted == name));
         let tally = explore(&crates)?;
         for name in &crates {
@@ -41,14 +37,7 @@ pub(crate) fn preemptions() -> String {
     env::var("LOOM_MAX_PREEMPTIONS").unwrap_or_else(|_| MAX_PREEMPTIONS.to_owned())
 }
 
-/// Names of the crates whose sources know loom.
-pub(crate) fn crates_with_loom(packages: Vec<Package>) -> Vec<String> {
-    let knows_loom =
-        |package: &Package| package.dependencies.iter().any(|dependency| dependency.name == "loom");
-    packages.into_iter().filter(knows_loom).map(|package| package.name).collect()
-}
-
-/// How many loom tests of `package` passed.
+/// How many tests of `package` passed.
 pub(crate) fn count(tally: &Tally, package: &str) -> usize {
     let program = format!("{} ", package.replace('-', "_"));
     tally.names.iter().filter(|name| name.starts_with(&program)).count()

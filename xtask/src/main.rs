@@ -12,6 +12,7 @@ mod fuzz;
 mod loom;
 mod metadata;
 mod run;
+mod shuttle;
 mod tally;
 mod test;
 mod tidy;

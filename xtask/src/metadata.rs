@@ -40,6 +40,12 @@ pub(crate) fn packages() -> Result<Vec<Package>> {
     Ok(bottom_up(packages.iter().map(package).collect()))
 }
 
+/// Names of the crates that depend on this one.
+pub(crate) fn dependents(packages: Vec<Package>, on: &str) -> Vec<String> {
+    let depends = |package: &Package| package.dependencies.iter().any(|other| other.name == on);
+    packages.into_iter().filter(depends).map(|package| package.name).collect()
+}
+
 fn package(value: &Value) -> Package {
     let list = |key: &str| value[key].as_array().map(Vec::as_slice).unwrap_or_default();
     let text = |value: &Value, default: &str| value.as_str().unwrap_or(default).to_owned();

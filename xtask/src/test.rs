@@ -4,7 +4,7 @@ use std::{process::Command, time::Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::{loom, metadata, run, tally::Tally, tidy};
+use crate::{loom, metadata, run, shuttle, tally::Tally, tidy};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -50,7 +50,9 @@ impl Test {
             let package = ["package", "--locked", "--workspace", "--allow-dirty"];
             succeeds("package", run::cargo().args(package).env("CARGO_PROFILE_DEV_DEBUG", "0"))
         })?;
-        let modelled = loom::crates_with_loom(packages);
+        let randomized = metadata::dependents(metadata::packages()?, "shuttle");
+        report.tests("shuttle", || shuttle::explore(&randomized))?;
+        let modelled = metadata::dependents(packages, "loom");
         report.tests("loom", || loom::explore(&modelled))?;
         report.finish()
     }
@@ -125,8 +127,10 @@ impl Report {
                 if tally.failed > 0 {
                     note += &format!(", {} failed", tally.failed);
                 }
-                if name == "loom" {
-                    note += &format!(", at most {} preemptions", loom::preemptions());
+                match name {
+                    "loom" => note += &format!(", at most {} preemptions", loom::preemptions()),
+                    "shuttle" => note += &format!(", {} schedules a step", shuttle::iterations()),
+                    _ => {}
                 }
                 self.row(name, begun, tally.failed == 0, note);
                 self.tally += tally;

@@ -76,12 +76,15 @@ pub struct Study {
     pub grid: Vec<Row>,
 }
 
-const CASES: [(usize, usize, u16); 10] = [
+const CASES: [(usize, usize, u16); 13] = [
     // Tiers, chunks, ranks.
     (2, 230, 1),
     (2, 230, 4),
     (2, 64, 1),
     (2, 16, 1),
+    (2, 7, 1),
+    (2, 2, 1),
+    (2, 1, 1),
     (3, 230, 1),
     (3, 64, 1),
     (3, 16, 1),

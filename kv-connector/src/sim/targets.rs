@@ -30,7 +30,8 @@ const GAPS: [(&[&str], usize, usize, f64); 6] = [
 ];
 const OVER_NOMINAL_OF_16: f64 = 0.17;
 const DUPLICATES_OF_230: f64 = 0.05;
-/// On the heavy-tailed device, where the calibrated rate is no true bound.
+/// On the heavy-tailed device, in absolute time. Reads are not recalled, so no rule beats the bound
+/// there but by chance, and what the bound itself would have is said with the figure.
 const TIME_OVER_WINDOW: f64 = 0.8;
 
 impl Study {
@@ -75,10 +76,12 @@ impl Study {
     fn judge_heavy_tails(&self, verdicts: &mut Vec<Verdict>) {
         let row = |policy| self.row("B", [2, 230, 1], policy);
         let (Some(ours), Some(window)) = (row("kvbraid"), row("window")) else { return };
+        let bound_s = window.summary(|outcome| outcome.bound_s / outcome.steps as f64).mean;
         let (ours, window) = (ours.summary(Outcome::step_s), window.summary(Outcome::step_s));
         let figure = ours.mean / window.mean;
         let se = figure * (ours.se / ours.mean).hypot(window.se / window.mean);
-        let what = "B, 230 chunks: time over that of the plain window".to_owned();
+        let bound = 100.0 * bound_s / window.mean;
+        let what = format!("B, 230 chunks: of the window's time (bound: {bound:.1})");
         let limit = TIME_OVER_WINDOW;
         verdicts.push(Verdict { what, limit, figure, se, met: figure <= limit });
     }

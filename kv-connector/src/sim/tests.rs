@@ -1,10 +1,12 @@
 //! The model against what can be known without it.
 
+use std::collections::BTreeSet;
+
 use kv_router::{ChunkSpec, PoolConfig, Tail, TierMask};
 
 use super::{
-    CHUNK_BLOCKS, CHUNK_BYTES, Case, Policy, Profile, Schedule, Stall, TierProfile, fluid_s,
-    machine::Machine,
+    CHUNK_BLOCKS, CHUNK_BYTES, Case, Policy, Profile, Schedule, Stall, Study, StudyOptions,
+    TierProfile, fluid_s, machine::Machine,
 };
 
 const POLICIES: [Policy; 6] = [
@@ -125,6 +127,50 @@ fn a_seed_gives_one_result_and_another_seed_another() {
         assert_eq!(run(7), run(7));
         assert_ne!(run(7).seconds, run(8).seconds);
     }
+}
+
+#[test]
+fn the_document_has_a_row_for_each_combination_and_no_nulls() {
+    let mut options = StudyOptions::default();
+    (options.seeds, options.chunks, options.devices) = (2, 230, vec!["B".into(), "G".into()]);
+    let document = Study::run(options).to_json();
+    let rows = document["results"].as_array().expect("a list");
+    let (mut seen, mut policies) = (BTreeSet::new(), BTreeSet::new());
+    for row in rows {
+        for key in ["chunks", "ranks", "tiers", "seeds"] {
+            assert!(row[key].is_u64(), "{key}: {row}");
+        }
+        let figures = [
+            "gap_mean",
+            "gap_se",
+            "seconds_mean",
+            "seconds_se",
+            "over_nominal_mean",
+            "duplicate_bytes_fraction",
+        ];
+        for key in figures {
+            assert!(row[key].is_f64(), "{key}: {row}");
+        }
+        let reps = row["reps"].as_array().expect("a list");
+        assert_eq!(reps.len() as u64, row["seeds"].as_u64().expect("checked"));
+        for rep in reps {
+            let bytes = rep["bytes"].as_u64().expect("whole bytes");
+            assert_eq!(
+                bytes,
+                row["chunks"].as_u64().expect("checked")
+                    * row["steps_per_seed"].as_u64().expect("whole steps")
+                    * CHUNK_BYTES
+            );
+            assert!(rep["seconds"].as_f64().expect("a number") > 0.0);
+        }
+        let text = |key: &str| row[key].as_str().expect("text").to_owned();
+        policies.insert(text("policy"));
+        let case = ["tiers", "chunks", "ranks"].map(|key| row[key].as_u64());
+        assert!(seen.insert((text("device"), text("policy"), case)), "twice: {row}");
+    }
+    assert_eq!(policies, BTreeSet::from(Study::POLICIES.map(str::to_owned)));
+    assert_eq!(rows.len() % (2 * policies.len()), 0);
+    assert!(!document.to_string().contains("null"), "{document}");
 }
 
 #[test]

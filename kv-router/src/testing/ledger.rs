@@ -107,8 +107,8 @@ impl Ledger {
             };
             assert!((0..specs[i].blocks).all(here), "blocks are missing: {reads:?}");
         }
-        let bytes = specs.iter().map(|spec| spec.bytes).sum();
-        let budget = pool.config().duplicate_bytes(specs.len() as u64, bytes);
+        let bytes = specs.iter().filter(|spec| !spec.tiers.is_empty()).map(|spec| spec.bytes).sum();
+        let budget = pool.config().duplicate_bytes(held as u64, bytes);
         assert!(pool.report().duplicate_bytes() <= budget, "{:?}", pool.report());
     }
 

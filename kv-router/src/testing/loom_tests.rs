@@ -22,7 +22,7 @@ fn both(blocks: u32) -> ChunkSpec {
 }
 
 fn tail(tail: Tail) -> PoolConfig {
-    PoolConfig { tail, ..config(2, 1) }
+    PoolConfig { tail, duplicate_percent: 200, ..config(2, 1) }
 }
 
 /// Runs `before` alone, then the two scripts concurrently, the first with what `before` claimed;

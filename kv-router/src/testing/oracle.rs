@@ -130,15 +130,18 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     pub(crate) fn new(specs: &[ChunkSpec], config: &PoolConfig) -> Self {
-        let bytes: u64 = specs.iter().map(|spec| spec.bytes).sum();
+        let held = || specs.iter().filter(|spec| !spec.tiers.is_empty());
+        let bytes: u64 = held().map(|spec| spec.bytes).sum();
+        let chunks = held().count() as u64;
         let share = bytes * u64::from(config.duplicate_percent) / 100;
-        let floor = bytes * u64::from(config.duplicate_chunks) / specs.len().max(1) as u64;
+        let some = u64::from(config.duplicate_chunks) * bytes / chunks.max(1);
+        let few = if chunks == 1 { bytes } else { bytes / 2 };
         Self {
             config: config.clone(),
             chunks: specs.iter().map(|&spec| Chunk::new(spec, config.tail)).collect(),
             gone: TierMask::EMPTY,
             clock: 0,
-            budget: share.max(floor),
+            budget: share.max(some.min(few)),
             log_room: log_entries(specs.len(), config),
             passed_over: false,
         }

@@ -1,4 +1,5 @@
-//! Random schedules at size: `RUSTFLAGS="--cfg shuttle" cargo test -p kv-router --lib shuttle`.
+//! Random schedules at size, `SHUTTLE_ITERATIONS` of each step:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p kv-router --lib shuttle`.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -40,16 +41,28 @@ fn step(seed: u64, chunks: usize, operations: usize) {
     ledger.close(&pool, &specs, actors);
 }
 
+const STEPS: u64 = 16;
+
+/// Schedules of each step, a hundred by default.
+fn iterations(what: &str) -> usize {
+    let given = std::env::var("SHUTTLE_ITERATIONS").ok().and_then(|text| text.parse().ok());
+    let iterations = given.unwrap_or(100);
+    println!("{what}: {iterations} schedules of each of {STEPS} steps");
+    iterations
+}
+
 #[test]
 fn shuttle_random_schedules_resolve_every_chunk_once() {
-    for seed in 0..16 {
-        shuttle::check_random(move || step(seed, 40, 100), 20);
+    let iterations = iterations("random");
+    for seed in 0..STEPS {
+        shuttle::check_random(move || step(seed, 40, 100), iterations);
     }
 }
 
 #[test]
 fn shuttle_few_preemptions_resolve_every_chunk_once() {
-    for seed in 0..16 {
-        shuttle::check_pct(move || step(seed, 12, 40), 60, 3);
+    let iterations = iterations("at most 3 preemptions");
+    for seed in 0..STEPS {
+        shuttle::check_pct(move || step(seed, 12, 40), iterations, 3);
     }
 }
