@@ -36,6 +36,10 @@ struct Line {
 
 impl Bench {
     pub(crate) fn run(self) -> Result<()> {
+        if self.devices {
+            ensure!(self.name.as_deref() == Some("retrieval"), "--devices: only of retrieval");
+            return devices::bench(&self.options);
+        }
         let wants = |names: [&str; 2]| {
             self.name.as_ref().is_none_or(|wanted| names.contains(&wanted.as_str()))
         };
@@ -55,9 +59,6 @@ impl Bench {
             lines.extend(demo()?);
         }
         if self.name.as_deref() == Some("retrieval") {
-            if self.devices {
-                return devices::bench(&self.options);
-            }
             ensure!(self.model, "retrieval: say which one, --model or --devices");
             println!("== retrieval --model");
             lines.extend(retrieval::model()?);

@@ -50,7 +50,8 @@ fn verdicts(value: &Value) -> Vec<(bool, String)> {
         found.push((ours <= most, what));
     }
     if let (Some(ours), Some(fio)) = (row("one_device", "kvbraid"), row("one_device", "fio")) {
-        found.extend(against_fio(ours, fio));
+        let copy = number(&value["parameters"], "copy_s_per_gb");
+        found.extend(against_fio(ours, fio, copy));
     }
     let mut all = rows(value, "results").peekable();
     if all.peek().is_some() {
@@ -60,7 +61,7 @@ fn verdicts(value: &Value) -> Vec<(bool, String)> {
     found
 }
 
-fn against_fio(ours: &Value, fio: &Value) -> [(bool, String); 2] {
+fn against_fio(ours: &Value, fio: &Value, copy: f64) -> [(bool, String); 2] {
     let rates = |row: &Value| -> Vec<f64> {
         let reps = Reps::of(row);
         reps.bytes.iter().zip(&reps.seconds).map(|(bytes, seconds)| bytes / seconds).collect()
@@ -84,7 +85,8 @@ fn against_fio(ours: &Value, fio: &Value) -> [(bool, String); 2] {
         (
             cpu <= theirs + crc,
             format!(
-                "one_device: CPU {cpu:.3} s/GB, at most fio's {theirs:.3} and the CRC pass' {crc:.3}"
+                "one_device: CPU {cpu:.3} s/GB, at most fio's {theirs:.3} and the CRC pass' {crc:.3} \
+                (the copy to the caller alone costs {copy:.3})"
             ),
         ),
     ]

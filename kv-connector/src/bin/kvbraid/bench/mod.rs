@@ -3,6 +3,7 @@
 
 mod bound;
 mod cgroup;
+mod costs;
 mod counters;
 mod fio;
 mod one_device;
@@ -128,6 +129,9 @@ impl Retrieval {
             named => named.to_vec(),
         };
         let results = study.run(&scenarios)?;
+        if row::has_null(&results) {
+            return Err(Failure::failed("a figure is no number: nothing is written"));
+        }
         output::save(&self.json, &format!("{results:#}\n"))
     }
 

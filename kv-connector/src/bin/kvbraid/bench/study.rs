@@ -1,7 +1,6 @@
 //! The whole comparison: every scenario, every policy, repetitions side by side.
 
 use std::{
-    hint::black_box,
     path::PathBuf,
     process,
     sync::mpsc::{Receiver, Sender, channel},
@@ -9,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kv_chunk::{BLOCK_BYTES, block_crc};
 use kv_connector::{TailPolicy, TierMask, replay::Watch};
 use serde_json::{Value, json};
 
@@ -17,7 +15,8 @@ use super::{
     Device,
     bound::{Alone, bound_s},
     cgroup::Cgroup,
-    counters::{cpu_time, read_by},
+    costs::{copy_s_per_gb, crc_s_per_gb},
+    counters::read_by,
     one_device,
     policy::{Average, Policy, deal, grid, only},
     reader::Colocated,
@@ -56,6 +55,8 @@ struct Results {
     short: Vec<Row>,
     grid: Vec<Value>,
     skipped: Vec<Value>,
+    /// Every run of a device alone.
+    alone: Vec<Value>,
 }
 
 impl Study {
@@ -76,6 +77,7 @@ impl Study {
             let mut trial = Trial::new(self, scenario, self.seconds, &mut buffer)?;
             results.io_modes = trial.kvbraid.io_modes();
             let rows = trial.run(&Policy::ALL, &mut results.grid, crc_s_per_gb, &bar)?;
+            results.alone.append(&mut trial.alone_runs);
             results.rows.extend(rows);
             drop(trial);
             if scenario == Scenario::TwoTiers && self.seconds > SHORT_SECONDS {
@@ -95,6 +97,7 @@ impl Study {
             "short_steps": rows(&results.short),
             "static_grid": results.grid,
             "skipped": results.skipped,
+            "alone": results.alone,
             "details": results.rows.iter().map(Row::to_detail).collect::<Vec<_>>(),
             "parameters": {
                 "chunk_bytes": CHUNK_BYTES,
@@ -103,6 +106,7 @@ impl Study {
                 "seconds": self.seconds,
                 "short_seconds": SHORT_SECONDS,
                 "window": self.window,
+                "copy_s_per_gb": copy_s_per_gb(),
                 "io_modes": results.io_modes,
                 "request_chunks_serial": REQUEST_CHUNKS,
                 "limits_mbps": self.devices.iter().map(|it| it.bytes_per_s / 1_000_000).collect::<Vec<_>>(),
@@ -124,19 +128,6 @@ fn whole(bytes: f64) -> usize {
     chunks
 }
 
-/// CPU time of checking 1 GB as every read is checked.
-fn crc_s_per_gb() -> f64 {
-    const ROUNDS: usize = 4;
-    let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(256 * BLOCK_BYTES).collect();
-    let before = cpu_time();
-    for _ in 0..ROUNDS {
-        for block in bytes.chunks(BLOCK_BYTES) {
-            black_box(block_crc(black_box(block)));
-        }
-    }
-    (cpu_time() - before).as_secs_f64() * 1e9 / (ROUNDS * bytes.len()) as f64
-}
-
 /// One scenario with steps of one length.
 struct Trial<'a> {
     study: &'a Study,
@@ -151,6 +142,7 @@ struct Trial<'a> {
     /// What a user who knows the devices would expect of each, in bytes/s.
     expected: Vec<f64>,
     average: Average,
+    alone_runs: Vec<Value>,
 }
 
 impl<'a> Trial<'a> {
@@ -189,6 +181,7 @@ impl<'a> Trial<'a> {
             others,
             buffer,
             average: Average::new(expected.clone()),
+            alone_runs: Vec::new(),
             expected,
         })
     }
@@ -257,6 +250,13 @@ impl<'a> Trial<'a> {
         let masks = vec![only(tier); chunks.min(self.chunks)];
         let load = Load { masks, request_chunks: usize::MAX, ranks: 1, stored: 0 };
         let rep = self.step(Policy::Window, &load)?;
+        self.alone_runs.push(json!({
+            "scenario": self.scenario.name(),
+            "tier": tier,
+            "bytes": rep.shot.bytes,
+            "seconds": rep.shot.seconds,
+            "others_mbps": rep.others_bytes_per_s[tier] / 1e6,
+        }));
         Ok(Alone {
             bytes: rep.shot.bytes,
             others: rep.others_bytes(tier),
