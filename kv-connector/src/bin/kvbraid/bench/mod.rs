@@ -56,8 +56,9 @@ struct Retrieval {
     /// How long a step takes at the limits, about.
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     seconds: f64,
-    /// Reads in flight on each device.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    /// Reads in flight on each device. One chunk of 4 MiB at a time reaches 99 % of a throttled device's rate; one more
+    /// bridges what a busy machine takes to send the next. On the device without a limit it is 4 at least.
+    #[arg(long, value_name = "N", default_value_t = 2)]
     window: u32,
     /// The fio command, for the comparison on one device; that is left out without it.
     #[arg(long, value_name = "FILE")]

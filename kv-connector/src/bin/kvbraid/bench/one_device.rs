@@ -21,6 +21,9 @@ use crate::{failure::Failure, watch::Bar};
 /// Pairs for each repetition of the other scenarios: these are short.
 const PAIRS: usize = 2;
 
+/// Chunks in flight, at least: a device without a limit takes more.
+const WINDOW_MIN: u32 = 4;
+
 /// What was found, or why nothing was.
 pub(super) struct Found {
     pub(super) rows: Vec<Row>,
@@ -96,7 +99,8 @@ impl<'a> Duel<'a> {
     ) -> Result<Self, Failure> {
         let chunks = buffer.len() / CHUNK_BYTES;
         let devices = std::slice::from_ref(device);
-        let rig = Rig::open(devices, "kvbraid", Policy::Kvbraid.tail(), study.window, chunks, 0)?;
+        let window = study.window.max(WINDOW_MIN);
+        let rig = Rig::open(devices, "kvbraid", Policy::Kvbraid.tail(), window, chunks, 0)?;
         let masks = vec![TierMask::all(u8::MAX); chunks];
         let load = Load { masks, request_chunks: usize::MAX, ranks: 1, stored: 0 };
         let bytes = buffer.len() as u64;
@@ -109,7 +113,7 @@ impl<'a> Duel<'a> {
         let requests = (duel.rig.requests() - before).div_ceil(chunks as u64).max(1);
         let record_bytes = (CHUNK_BYTES + 4096) as u64;
         duel.fio.request_bytes = record_bytes.div_ceil(requests).next_multiple_of(4096);
-        duel.fio.depth = u64::from(study.window) * requests;
+        duel.fio.depth = u64::from(window) * requests;
         make(&duel.fio.file, bytes)?;
         Ok(duel)
     }
