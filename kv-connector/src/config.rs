@@ -10,8 +10,10 @@ use serde::Deserialize;
 use crate::{ByteSize, EngineError, Observer};
 
 mod check;
+mod shared;
 mod window;
 
+pub use self::shared::SharedSection;
 pub(crate) use window::windows;
 
 /// A whole configuration. Tiers are named fastest first; the engine then learns their order from their live rates.
@@ -56,6 +58,8 @@ pub struct EngineConfig {
     pub write_max_age_ms: u64,
     /// How long dropping the engine may take to write what is staged.
     pub close_deadline_ms: u64,
+    /// How long a look-up waits for tiers that other nodes write into; later answers serve later look-ups.
+    pub lookup_wait_ms: u64,
     /// After a tier had no room, its writes pause this long.
     pub write_back_off_ms: u64,
     /// Bytes a second that each tier reads and verifies while no step runs, to find what has rotted; 0, the default,
@@ -80,6 +84,7 @@ impl Default for EngineConfig {
             step_deadline_ms: 60_000,
             write_max_age_ms: 2_000,
             close_deadline_ms: 30_000,
+            lookup_wait_ms: 20,
             write_back_off_ms: 1_000,
             scrub_bytes_per_s: ByteSize(0),
             tail: TailPolicy::default(),
@@ -145,6 +150,9 @@ pub struct TierConfig {
     /// Paces the tier below its real speed.
     #[serde(default)]
     pub throttle: Option<ThrottleSection>,
+    /// Settings of a shared tier.
+    #[serde(default)]
+    pub shared: Option<SharedSection>,
 }
 
 /// Kinds of tiers that a configuration can name.
@@ -154,6 +162,8 @@ pub struct TierConfig {
 pub enum TierKind {
     /// Files of a local file system, through io_uring and O_DIRECT where they work.
     Nvme,
+    /// Files of a file system that many nodes mount, each chunk once for all of them.
+    Shared,
     /// Host memory.
     Memory,
 }
@@ -239,7 +249,13 @@ impl TierConfig {
             write_window: default_write_window(),
             alone_bytes_per_s: None,
             throttle: None,
+            shared: None,
         }
+    }
+
+    /// A tier of files in `path`, a directory that many nodes mount.
+    pub fn shared(name: &str, path: impl Into<PathBuf>, capacity: ByteSize) -> Self {
+        Self { kind: TierKind::Shared, path: Some(path.into()), ..Self::memory(name, capacity) }
     }
 
     /// A tier of files in `path`.

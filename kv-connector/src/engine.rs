@@ -81,7 +81,7 @@ impl Engine {
         tiers: Vec<Box<dyn Tier>>,
     ) -> Result<Self, EngineError> {
         let span = tracing::info_span!("open", tiers = tiers.len()).entered();
-        let shared = Arc::new(share(config, arenas)?);
+        let shared = Arc::new(share(config, arenas, &tiers)?);
         for (id, tier) in (0..).map(TierId).zip(&tiers) {
             register(&shared, id, tier.as_ref());
         }
@@ -146,10 +146,14 @@ impl Engine {
         }
     }
 
-    /// Which chunks are readable now; those stay so while the lease is held.
+    /// Which chunks are readable now; those stay so while the lease is held. Answers from memory; only chunks that are
+    /// unknown here are looked for on tiers that other nodes write into, for [`lookup_wait_ms`](crate::EngineConfig::lookup_wait_ms) at most.
     pub fn lookup(&self, keys: &[ChunkKey]) -> Lease {
         let shared = &self.shared;
         let usable = shared.is_usable();
+        if usable {
+            shared.seek(keys);
+        }
         let readable = if usable { shared.readable() } else { 0 };
         let mut lease = Lease::new(&shared.directory, keys.len());
         for key in keys {
@@ -224,10 +228,14 @@ impl Engine {
     }
 }
 
-fn share(config: Config, arenas: Arenas) -> Result<Shared, EngineError> {
-    let tiers = (0..).map(TierId).zip(config.tiers.iter().zip(windows(&config)));
-    let tiers: Result<Vec<_>, _> =
-        tiers.map(|(id, (tier, window))| TierHandle::new(id, tier, window)).collect();
+fn share(config: Config, arenas: Arenas, tiers: &[Box<dyn Tier>]) -> Result<Shared, EngineError> {
+    let opened = tiers.iter().map(|tier| tier.capabilities().shared);
+    let sections = config.tiers.iter().zip(windows(&config)).zip(opened);
+    let tiers: Result<Vec<_>, _> = (0..)
+        .map(TierId)
+        .zip(sections)
+        .map(|(id, ((tier, window), is_shared))| TierHandle::new(id, tier, window, is_shared))
+        .collect();
     let count = u8::try_from(config.tiers.len()).unwrap_or(u8::MAX);
     let mut writeback = WritebackConfig::new(count, arenas.staging.slots());
     writeback.max_age_ns = ns_from_ms(config.engine.write_max_age_ms);

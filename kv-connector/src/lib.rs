@@ -61,11 +61,10 @@ mod tier_thread;
 mod totals;
 mod want;
 
-pub use kv_router::{TierId, TierMask};
-
 pub use crate::{
     arenas::Arenas,
     clock::now_ns,
+    config::SharedSection,
     config::{Config, EngineConfig, TailPolicy, ThrottleSection, TierConfig, TierKind},
     engine::Engine,
     error::EngineError,
@@ -78,3 +77,4 @@ pub use crate::{
     stats::{WindowProbe, WindowSearch, WindowState},
     want::{Outcome, Source, Want},
 };
+pub use kv_router::{TierId, TierMask};

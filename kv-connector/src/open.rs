@@ -1,15 +1,18 @@
 //! From a configuration to tiers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kv_tiers::{
-    Arena, Finding, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, ThrottleConfig,
-    Throttled, Tier,
+    Arena, Finding, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, SharedConfig,
+    SharedTier, ThrottleConfig, Throttled, Tier,
 };
 
 use crate::{
-    Config, EngineConfig, EngineError, ThrottleSection, TierConfig, TierKind, arenas::Arenas,
-    clock::now_ns, config::windows, tier_thread::CHORE_READS_MAX,
+    Config, EngineConfig, EngineError, SharedSection, ThrottleSection, TierConfig, TierKind,
+    arenas::Arenas,
+    clock::{now_ns, ns_from_ms},
+    config::windows,
+    tier_thread::CHORE_READS_MAX,
 };
 
 pub(crate) fn open_tiers(
@@ -36,6 +39,15 @@ fn open_tier(
             config.payload_bytes_max = engine.chunk_bytes_max.0;
             config.queue_ops_max = ops;
             Box::new(MemoryTier::new(config))
+        }
+        TierKind::Shared => {
+            let mut config = shared_config(tier, capacity_bytes, window_max)?;
+            config.payload_bytes_max = engine.chunk_bytes_max.0;
+            config.queue_ops_max = ops;
+            let opened = SharedTier::open(config, now_ns());
+            Box::new(
+                opened.map_err(|source| EngineError::Tier { name: tier.name.clone(), source })?,
+            )
         }
         TierKind::Nvme => {
             let mut config = nvme_config(tier, capacity_bytes)?;
@@ -98,6 +110,28 @@ fn nvme_config(tier: &TierConfig, capacity_bytes: u64) -> Result<NvmeConfig, Eng
     };
     let mut config = NvmeConfig::new(&tier.name, path, capacity_bytes);
     config.segment_bytes = tier.segment.map(|segment| segment.0);
+    Ok(config)
+}
+
+fn shared_config(
+    tier: &TierConfig,
+    capacity_bytes: u64,
+    window_max: u32,
+) -> Result<SharedConfig, EngineError> {
+    let Some(path) = &tier.path else {
+        return Err(EngineError::config("path", "is missing", "write the tier's directory"));
+    };
+    let section = tier.shared.clone().unwrap_or_default();
+    let mut config = SharedConfig::new(&tier.name, path, capacity_bytes, fastrand::u64(1..));
+    config.modes.directory = SharedSection::mode(&section.directory_mode).unwrap_or(0o700);
+    config.modes.file = SharedSection::mode(&section.file_mode).unwrap_or(0o600);
+    config.min_free_bytes = section.min_free.0;
+    config.absent_ttl_ns = ns_from_ms(section.absent_ttl_ms);
+    config.op_timeout_ns = ns_from_ms(section.hung_after_ms);
+    config.lookup_timeout_ns = config.lookup_timeout_ns.min(config.op_timeout_ns);
+    config.lease_ttl = Duration::from_millis(section.lease_ttl_ms);
+    config.count_every = Duration::from_millis(section.count_every_ms);
+    config.threads = window_max.max(tier.write_window).clamp(4, 64);
     Ok(config)
 }
 

@@ -18,6 +18,10 @@ use crate::{
     step::StepHandle, sync::lock_plain, tier_handle::TierHandle, totals::Totals,
 };
 
+mod seek;
+
+pub(crate) use self::seek::Inquiry;
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,

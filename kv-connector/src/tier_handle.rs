@@ -15,7 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::{
     EngineError, TierConfig, TierStatus, WindowSearch, clock::seconds, inspect::Errand,
-    step::StepHandle, sync::lock_plain,
+    shared::Inquiry, step::StepHandle, sync::lock_plain,
 };
 
 /// How long a reader of statistics waits for fresh ones before it takes the last.
@@ -32,6 +32,8 @@ pub(crate) struct TierHandle {
     window: AtomicU32,
     pub(crate) write_window: u32,
     pub(crate) alone_bytes_per_s: Option<u64>,
+    /// Others write into it: a chunk that is not known can be there.
+    pub(crate) is_shared: bool,
     inbox: Mutex<Inbox>,
     bell: EventFd,
     /// The bell was rung and not heard. Swapped by ringers, cleared by the thread before it looks at its work: AcqRel,
@@ -49,6 +51,7 @@ pub(crate) struct TierHandle {
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     pub(crate) steps: Vec<StepHandle>,
+    pub(crate) inquiries: Vec<Inquiry>,
     /// Close, and be done by then.
     pub(crate) close_by_ns: Option<u64>,
     pub(crate) snapshot_wanted: bool,
@@ -111,6 +114,7 @@ impl TierHandle {
         id: TierId,
         config: &TierConfig,
         windows: KneeConfig,
+        is_shared: bool,
     ) -> Result<Self, EngineError> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| EngineError::system("an eventfd", errno))?;
@@ -121,6 +125,7 @@ impl TierHandle {
             window: AtomicU32::new(windows.start),
             write_window: config.write_window,
             alone_bytes_per_s: config.alone_bytes_per_s.map(|rate| rate.0),
+            is_shared,
             inbox: Mutex::default(),
             bell,
             rung: AtomicBool::new(false),
@@ -155,6 +160,17 @@ impl TierHandle {
         self.ring();
     }
 
+    /// Queues a look-up; if the thread has ended, it is answered at once.
+    pub(crate) fn push_inquiry(&self, inquiry: Inquiry) {
+        let mut inbox = lock_plain(&self.inbox);
+        if inbox.gone {
+            return;
+        }
+        inbox.inquiries.push(inquiry);
+        drop(inbox);
+        self.ring();
+    }
+
     pub(crate) fn ask_to_close(&self, by_ns: u64) {
         lock_plain(&self.inbox).close_by_ns = Some(by_ns);
         self.ring();
@@ -185,6 +201,7 @@ impl TierHandle {
         self.set_readable(false);
         let mut inbox = lock_plain(&self.inbox);
         inbox.gone = true;
+        inbox.inquiries.clear();
         std::mem::take(&mut inbox.steps)
     }
 

@@ -19,12 +19,13 @@ use crate::{
     EngineError, Event,
     clock::{now_ns, ns_from_ms},
     directory::Directory,
-    shared::Shared,
+    shared::{Inquiry, Shared},
     tier_handle::{Snapshot, TierHandle},
 };
 
 mod chores;
 mod depth;
+mod inquiries;
 mod reads;
 mod sleep;
 mod sounding;
@@ -64,6 +65,8 @@ pub(crate) struct Worker {
     rate: Rate,
     chores: Chores,
     pause: WritePause,
+    /// Look-ups that the tier has not answered.
+    inquiries: Vec<Inquiry>,
     holding_writes: bool,
     /// No slot was free at the last refill.
     starved: bool,
@@ -134,6 +137,7 @@ impl Worker {
             rate: Rate::default(),
             chores: Chores::default(),
             pause: WritePause::default(),
+            inquiries: Vec::new(),
             holding_writes: false,
             starved: false,
             gone: false,
@@ -153,6 +157,7 @@ impl Worker {
             let mut busy = self.look_into_inbox(now);
             let mut wake_ns = self.poll(now);
             busy |= self.take_completions(now);
+            self.answer_inquiries(now);
             self.expire_reads(now);
             let write_ns = self.run_writes(now);
             let refilled = self.refill(now);
@@ -184,6 +189,7 @@ impl Worker {
             self.put_snapshot();
         }
         let any = !inbox.steps.is_empty();
+        self.take_inquiries(inbox.inquiries, now_ns);
         if let Some(errand) = inbox.errand {
             self.begin_purge(errand);
         }
@@ -288,6 +294,7 @@ impl Worker {
     }
 
     fn give_up_reads(&mut self) {
+        self.inquiries.clear();
         for step in self.handle().shut_inbox() {
             step.0.mask_tier(self.id);
         }

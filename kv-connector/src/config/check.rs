@@ -9,7 +9,7 @@ use std::{
 use kv_chunk::MAX_PAYLOAD_BYTES;
 use kv_tiers::record_bytes;
 
-use super::{Config, EngineConfig, TierConfig, TierKind};
+use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind};
 use crate::{ByteSize, EngineError};
 
 const TIERS_MAX: usize = 8;
@@ -60,6 +60,7 @@ fn check_engine(engine: &EngineConfig) -> Result<(), EngineError> {
         ("engine.step_deadline_ms", engine.step_deadline_ms),
         ("engine.write_max_age_ms", engine.write_max_age_ms),
         ("engine.close_deadline_ms", engine.close_deadline_ms),
+        ("engine.lookup_wait_ms", engine.lookup_wait_ms),
         ("engine.write_back_off_ms", engine.write_back_off_ms),
     ] {
         if !(1..=HOUR_MS).contains(&value) {
@@ -164,18 +165,19 @@ fn check_kind(
         (TierKind::Memory, Some(_)) => {
             return fail(at("path"), "a memory tier has no directory", "remove it");
         }
-        (TierKind::Nvme, None) => {
+        (TierKind::Nvme | TierKind::Shared, None) => {
             return fail(at("path"), "is missing", "write the directory of the tier's files");
         }
-        (TierKind::Nvme, Some(path)) if path.as_os_str().is_empty() => {
+        (TierKind::Nvme | TierKind::Shared, Some(path)) if path.as_os_str().is_empty() => {
             return fail(at("path"), "is empty", "write the directory of the tier's files");
         }
         _ => {}
     }
+    check_shared(tier, at)?;
     let record = record_bytes(engine.chunk_bytes_max.0);
     match tier.segment {
-        Some(_) if tier.kind == TierKind::Memory => {
-            fail(at("segment"), "a memory tier has no files", "remove it")
+        Some(_) if tier.kind != TierKind::Nvme => {
+            fail(at("segment"), "only a tier of kind nvme has segments", "remove it")
         }
         Some(segment) if segment.0 < record => {
             let problem = format!("{segment} holds no chunk of {}", engine.chunk_bytes_max);
@@ -183,6 +185,33 @@ fn check_kind(
         }
         _ => Ok(()),
     }
+}
+
+fn check_shared(tier: &TierConfig, at: &impl Fn(&str) -> String) -> Result<(), EngineError> {
+    let Some(section) = &tier.shared else { return Ok(()) };
+    if tier.kind != TierKind::Shared {
+        return fail(at("shared"), "the tier is not of kind shared", "remove it");
+    }
+    for (field, mode, least) in [
+        ("shared.directory_mode", &section.directory_mode, 0o300),
+        ("shared.file_mode", &section.file_mode, 0o600),
+    ] {
+        if SharedSection::mode(mode).is_none_or(|mode| mode & least != least) {
+            let fix = "write an octal mode that lets the owner read and write, such as \"0770\"";
+            return fail(at(field), format!("`{mode}` is no such mode"), fix);
+        }
+    }
+    for (field, value) in [
+        ("shared.absent_ttl_ms", section.absent_ttl_ms),
+        ("shared.hung_after_ms", section.hung_after_ms),
+        ("shared.lease_ttl_ms", section.lease_ttl_ms),
+        ("shared.count_every_ms", section.count_every_ms),
+    ] {
+        if !(100..=24 * HOUR_MS).contains(&value) {
+            return fail(at(field), format!("{value} ms"), "write 100 ms to a day (86400000)");
+        }
+    }
+    Ok(())
 }
 
 /// The path with links resolved as far as it exists: two names of one directory are one directory.

@@ -3,7 +3,9 @@
 use std::{os::fd::BorrowedFd, sync::Arc};
 
 use kv_chunk::Digest;
-use kv_tiers::{Capabilities, Completion, EvictionGuard, Held, Op, Rejected, Tier, TierStats};
+use kv_tiers::{
+    Capabilities, Completion, EvictionGuard, Held, Located, Op, Rejected, Tier, TierStats,
+};
 
 use crate::ledger::{Ledger, Note};
 
@@ -61,6 +63,10 @@ impl Tier for Noted {
 
     fn contains(&self, digest: Digest) -> Option<Held> {
         self.inner.contains(digest)
+    }
+
+    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
+        self.inner.locate(digest, now_ns)
     }
 
     fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {

@@ -1,0 +1,66 @@
+//! Looking for chunks that other nodes wrote: a look-up asks the tiers that can know, and waits a little.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use kv_chunk::{ChunkKey, Digest};
+
+use super::Shared;
+use crate::sync::lock_plain;
+
+/// What one look-up asks one tier. Whatever becomes of it, the one who waits is told.
+#[derive(Debug)]
+pub(crate) struct Inquiry {
+    pub(crate) digests: Vec<Digest>,
+    asker: Arc<Asker>,
+}
+
+/// Who waits, and for how many tiers.
+#[derive(Debug)]
+struct Asker {
+    open: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Drop for Inquiry {
+    fn drop(&mut self) {
+        *lock_plain(&self.asker.open) -= 1;
+        self.asker.changed.notify_all();
+    }
+}
+
+impl Shared {
+    /// Has the shared tiers look for those of `keys` that nothing here holds. Returns when they have answered, or after
+    /// the configured wait: what is found later serves the next look-up.
+    pub(crate) fn seek(&self, keys: &[ChunkKey]) {
+        let readable = self.readable();
+        let can_know =
+            || self.tiers.iter().filter(|tier| tier.is_shared && readable >> tier.id.0 & 1 == 1);
+        let tiers = can_know().count();
+        if tiers == 0 {
+            return;
+        }
+        let unknown = |key: &&ChunkKey| {
+            self.directory.tiers(key.digest()) & readable == 0 && self.in_memory(key).is_none()
+        };
+        let digests: Vec<Digest> = keys.iter().filter(unknown).map(ChunkKey::digest).collect();
+        if digests.is_empty() {
+            return;
+        }
+        let asker = Arc::new(Asker { open: Mutex::new(tiers), changed: Condvar::new() });
+        for tier in can_know() {
+            tier.push_inquiry(Inquiry { digests: digests.clone(), asker: Arc::clone(&asker) });
+        }
+        let end = Instant::now() + Duration::from_millis(self.config.lookup_wait_ms);
+        let wait = end.saturating_duration_since(Instant::now());
+        let open = lock_plain(&asker.open);
+        drop(
+            asker
+                .changed
+                .wait_timeout_while(open, wait, |open| *open > 0)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
