@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `bench`, `loom`, `fuzz`, `tidy`.
+//! The project's own commands: `cargo xtask test`, `e2e`, `demo`, `bench`, `loom`, `fuzz`, `tidy`.
 //!
 //! It links none of the crates it drives: it starts cargo and reads what comes back, so it builds in seconds and its
 //! checks cannot be bent by the code that they judge.
@@ -8,6 +8,7 @@
 
 mod bench;
 mod demo;
+mod e2e;
 mod fuzz;
 mod loom;
 mod metadata;
@@ -34,6 +35,8 @@ enum Command {
     Demo(demo::Demo),
     /// Everything that must pass before a change lands. Needs nothing but a Rust toolchain.
     Test(test::Test),
+    /// Suites that need installs, root or time: real file systems, a real network file system.
+    E2e(e2e::E2e),
     /// The quick set of all benches; writes `target/bench/<name>.json`.
     Bench(bench::Bench),
     /// Explore every interleaving of the lock-free parts with loom.
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Demo(demo) => demo.run(),
         Command::Test(test) => test.run(),
+        Command::E2e(e2e) => e2e.run(),
         Command::Bench(bench) => bench.run(),
         Command::Loom(loom) => loom.run(),
         Command::Fuzz(fuzz) => fuzz.run(),

@@ -63,6 +63,11 @@ impl Place {
         Self { made, second }
     }
 
+    /// Through two mounts, which may keep caches of their own.
+    pub(crate) fn is_seen_twice(&self) -> bool {
+        self.second != self.made.path()
+    }
+
     pub(crate) fn first(&self) -> PathBuf {
         self.made.path().join("store")
     }

@@ -96,6 +96,7 @@ impl SharedTier {
 
     pub(super) fn take_beat(&mut self, beat: Beat, _now_ns: u64) {
         self.beats += 1;
+        self.space.beat();
         let was_leader = self.beat.leader;
         self.beat = beat;
         if beat.leader {

@@ -14,6 +14,8 @@ use super::{jobs::Seen, lease::Figures, paths::Fan};
 const CANDIDATES_MAX: usize = 1 << 16;
 /// A directory that changes during each counting keeps its old figure after so many.
 const TRIES_MAX: u8 = 8;
+/// So many beats are waited for changes that do not end.
+const STUCK_BEATS_MAX: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
@@ -39,6 +41,7 @@ struct Round {
     oldest: BinaryHeap<Seen>,
     /// Removed by us meanwhile: no victims, even if they were seen.
     removed: HashSet<Digest>,
+    stuck_beats: u8,
 }
 
 #[derive(Debug)]
@@ -178,6 +181,7 @@ impl Space {
                 listed: false,
                 oldest: BinaryHeap::new(),
                 removed: HashSet::new(),
+                stuck_beats: 0,
             });
         }
     }
@@ -198,10 +202,11 @@ impl Space {
             let begins = !std::mem::replace(&mut round.listing, true);
             return begins.then_some(None);
         }
-        let (fan, tries) = round.left.pop()?;
-        let changes = self.changes.get(&fan).copied().unwrap_or_default();
-        // One that is changing now cannot be believed: its change is waited for by trying again.
-        let seen = if changes.running > 0 { u64::MAX } else { changes.seen };
+        // One that is changing now cannot be believed: it comes when its change has ended.
+        let is_quiet = |fan: &Fan| self.changes.get(fan).is_none_or(|changes| changes.running == 0);
+        let place = round.left.iter().rposition(|(fan, _)| is_quiet(fan))?;
+        let (fan, tries) = round.left.swap_remove(place);
+        let seen = self.changes.get(&fan).map_or(0, |changes| changes.seen);
         round.counting = Some((fan, tries, seen));
         Some(Some(fan))
     }
@@ -226,10 +231,7 @@ impl Space {
                 round.left.insert(0, (fan, tries + 1));
                 return;
             }
-            // A figure that we followed change by change is better than one from the middle of a change.
-            if !self.fans.contains_key(&fan) {
-                self.set(fan, sum_files(files));
-            }
+            // What we followed change by change is better than a figure from the middle of a change.
         } else {
             self.changes.remove(&fan);
             self.set(fan, sum_files(files));
@@ -242,6 +244,22 @@ impl Space {
             }
         }
         self.end_if_done();
+    }
+
+    /// A directory whose change does not end is left out of the counting, after a while.
+    pub(super) fn beat(&mut self) {
+        let Some(round) = &mut self.round else { return };
+        let is_stuck = round.listed
+            && round.counting.is_none()
+            && round
+                .left
+                .iter()
+                .all(|(fan, _)| self.changes.get(fan).is_some_and(|changes| changes.running > 0));
+        round.stuck_beats = if is_stuck { round.stuck_beats + 1 } else { 0 };
+        if round.stuck_beats >= STUCK_BEATS_MAX {
+            round.left.clear();
+            self.end_if_done();
+        }
     }
 
     /// It could not be counted: its old figure stays.
