@@ -4,8 +4,6 @@
 //! `KVBRAID_TEST_DIR_2` the same one as another mount shows it, for the second node. `KVBRAID_TEST_MOUNT_PID` is the
 //! process that serves the mount: the test that needs a hanging mount stops it for a while.
 
-#![expect(clippy::print_stdout, reason = "what a file system does is shown")]
-
 #[cfg(test)]
 mod common;
 #[cfg(test)]
