@@ -180,7 +180,7 @@ impl Knee {
         self.stays = 0;
         self.rest = (self.rest / 2).max(REST_MIN);
         // The same way again, and further.
-        self.step = (2 * self.step).max(self.step_min());
+        self.step = self.step.saturating_mul(2).min(self.config.max).max(self.step_min());
     }
 
     fn stay(&mut self) {
@@ -207,7 +207,7 @@ impl Knee {
         let blocked = if self.upward { self.base == max } else { self.base == min };
         self.upward ^= blocked;
         let candidate = if self.upward {
-            (self.base + self.step.min(self.base)).min(max)
+            self.base.saturating_add(self.step.min(self.base)).min(max)
         } else {
             // Never below half: half costs as much rate as is worth knowing.
             self.base.saturating_sub(self.step.min(self.base / 2)).max(min)

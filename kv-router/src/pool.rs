@@ -311,7 +311,8 @@ fn rank_bytes(chunks: &[Chunk], ranks: usize) -> Box<[AtomicI64]> {
     }
     let mut bytes = vec![0_u64; ranks];
     for chunk in chunks.iter().filter(|chunk| !chunk.tiers.is_empty()) {
-        bytes[usize::from(chunk.rank)] += chunk.bytes;
+        let sum = &mut bytes[usize::from(chunk.rank)];
+        *sum = sum.saturating_add(chunk.bytes);
     }
     bytes.into_iter().map(|bytes| AtomicI64::new(bytes.cast_signed())).collect()
 }

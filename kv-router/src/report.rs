@@ -73,7 +73,7 @@ impl StepReport {
     /// Bytes that duplicates were claimed for, on all tiers.
     #[must_use]
     pub fn duplicate_bytes(&self) -> u64 {
-        self.tiers.iter().map(|tier| tier.duplicate_bytes).sum()
+        self.tiers.iter().fold(0, |sum, tier| sum.saturating_add(tier.duplicate_bytes))
     }
 }
 
@@ -87,11 +87,11 @@ impl StepPool {
         }
         for (slot, chunk) in self.slots.iter().zip(&self.chunks) {
             report.chunks += 1;
-            report.bytes += chunk.bytes;
+            report.bytes = report.bytes.saturating_add(chunk.bytes);
             let word = slot.load();
             if word.is_delivered() {
                 report.delivered += 1;
-                report.delivered_bytes += chunk.bytes;
+                report.delivered_bytes = report.delivered_bytes.saturating_add(chunk.bytes);
             } else if let Some(count) =
                 word.miss_reason().and_then(|reason| report.misses.get_mut(reason.index()))
             {
@@ -162,7 +162,9 @@ impl TierCounters {
         reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(new_bytes, Ordering::Relaxed);
         if new_bytes != claim.bytes {
-            self.late_bytes.fetch_add(claim.bytes - new_bytes, Ordering::Relaxed);
+            // Less than nothing if the claim is another pool's.
+            let late_bytes = claim.bytes.saturating_sub(new_bytes);
+            self.late_bytes.fetch_add(late_bytes, Ordering::Relaxed);
         }
     }
 
