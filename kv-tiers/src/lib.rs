@@ -65,7 +65,10 @@ pub use crate::{
     arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Slot},
     error::{ErrorKind, IoContext, TierError},
     memory::{MemoryConfig, MemoryTier},
-    nvme::{Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier},
+    nvme::{
+        Eviction, Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier,
+        synthetic_digest, synthetic_store,
+    },
     op::{Completion, Op, OpId, Purpose, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
     shared::{Modes, PublishBy, SharedConfig, SharedDetail, SharedTier},

@@ -113,6 +113,7 @@ fn a_chunk_of_a_later_version_is_a_miss_and_its_slot_is_left_alone() {
     let checksum = kv_chunk::block_crc(&header);
     header[12..16].copy_from_slice(&checksum.to_le_bytes());
     edit(path).write_all_at(&header, first_slot).unwrap();
+    nvme_support::remove_index_files(directory.path());
     let mut driver = Driver::open(small(directory.path()));
     assert_eq!(driver.held(0..4), [1, 2, 3]);
     assert_eq!(driver.tier.detail().newer_chunks, 1);

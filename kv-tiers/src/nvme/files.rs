@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions},
     io,
     os::{
@@ -22,6 +22,7 @@ use crate::{
     nvme::{
         lock::LOCK_NAME,
         segment::{BLOCK, BLOCK_LEN, Geometry, NotASegment, Page},
+        warm,
     },
 };
 
@@ -99,7 +100,7 @@ fn options(direct: bool) -> OpenOptions {
     options
 }
 
-fn open(path: &Path, direct: bool) -> Result<SegmentFile, TierError> {
+pub(super) fn open(path: &Path, direct: bool) -> Result<SegmentFile, TierError> {
     let file = options(direct).open(path).map_err(failed("open", path, 0))?;
     Ok(SegmentFile::new(file, path.to_owned(), direct))
 }
@@ -178,6 +179,10 @@ pub(super) fn id_in(path: &Path) -> Option<u64> {
     u64::from_str_radix(name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?, 16).ok()
 }
 
+fn is_index_name(name: &OsStr) -> bool {
+    name.to_str().is_some_and(warm::is_index_name)
+}
+
 /// What a file in the directory is.
 #[derive(Debug)]
 pub(super) enum Found {
@@ -199,7 +204,8 @@ pub(super) fn look(directory: &Path, direct: bool) -> Result<Vec<Found>, TierErr
         .map_err(failed("readdir", directory, 0))?;
     names.sort();
     let mut found = Vec::new();
-    for name in names.iter().filter(|name| *name != LOCK_NAME) {
+    let is_other = |name: &&OsString| *name != LOCK_NAME && !is_index_name(name);
+    for name in names.iter().filter(is_other) {
         let path = directory.join(name);
         found.push(match name.to_str() {
             Some(name) if name.starts_with(PREFIX) && name.ends_with(SUFFIX) => {
@@ -265,19 +271,27 @@ pub(super) fn remove(path: &Path) -> Result<(), TierError> {
 
 /// Bytes of everything in and under `directory`, itself included, as `du` counts them, or its length where that is
 /// more: a sparse file may fill up at any time. `bounds` are what files (by name) may grow to without a further word.
-pub(super) fn measure(directory: &Path, bounds: &HashMap<OsString, u64>) -> Result<u64, TierError> {
+/// Index files count with `index_bytes` at least.
+pub(super) fn measure(
+    directory: &Path,
+    bounds: &HashMap<OsString, u64>,
+    index_bytes: u64,
+) -> Result<u64, TierError> {
     let metadata = fs::metadata(directory).map_err(failed("stat", directory, 0))?;
-    let mut total = metadata.blocks() * 512;
+    let (mut total, mut index) = (metadata.blocks() * 512, 0);
     for entry in fs::read_dir(directory).map_err(failed("readdir", directory, 0))? {
         let entry = entry.map_err(failed("readdir", directory, 0))?;
         // What vanishes meanwhile takes no space.
         let Ok(metadata) = entry.metadata() else { continue };
-        total += if metadata.is_dir() {
-            measure(&entry.path(), &HashMap::new()).unwrap_or(0)
+        if is_index_name(&entry.file_name()) {
+            index += metadata.blocks() * 512;
+        } else if metadata.is_dir() {
+            total += measure(&entry.path(), &HashMap::new(), 0).unwrap_or(0);
         } else {
             let bound = bounds.get(&entry.file_name()).copied().unwrap_or(0);
-            (metadata.blocks() * 512).max(metadata.len().next_multiple_of(BLOCK)).max(bound)
-        };
+            let length = metadata.len().next_multiple_of(BLOCK);
+            total += (metadata.blocks() * 512).max(length).max(bound);
+        }
     }
-    Ok(total)
+    Ok(total + index.max(index_bytes))
 }

@@ -1,108 +1,52 @@
-//! What the store holds and where: chunks, slots, segments, and the order of last use. Pure state, no I/O.
+//! What the store holds and where: chunks, slots, segments, and the order in which they leave. Pure state, no I/O.
 //!
 //! A slot goes Free -> Writing -> Live -> (Doomed ->) Wiping -> Free. Only a Free slot is written to, and a slot becomes
-//! Free only after its old header was overwritten.
+//! Free only after its old header was overwritten. Each step is noted for the journal.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+mod digest_hash;
+mod filling;
 
-use hashlink::LinkedHashSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
 use kv_chunk::Digest;
 
+pub(super) use self::filling::Scope;
+pub(super) use super::slots::{Place, Segment};
 use crate::{
     Held, Purpose,
-    nvme::{files::SegmentFile, segment::Geometry},
+    nvme::{
+        config::Eviction,
+        files::SegmentFile,
+        journal::Change,
+        queues::{Queues, next},
+        segment::Geometry,
+        slots::{Slab, Slot, State},
+    },
 };
 
-/// A slot of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
-    pub(super) segment: u64,
-    pub(super) slot: u32,
-}
+/// Chunks by digest: a digest is as good a hash as any, once it is mixed with a number that nobody can know.
+type Chunks = HashMap<Digest, Place, digest_hash::Seed>;
 
 /// A readable chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) place: Place,
     pub(super) held: Held,
-    /// Tick of its last use.
-    pub(super) used_at: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    Writing,
-    Live(Digest),
-    /// No longer readable; reads of it still run.
-    Doomed,
-    /// Its header is to be overwritten, or is being so.
-    Wiping,
-    /// Never used again: a write to it failed, or what it holds is not ours.
-    Quarantined,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct SlotInfo {
-    state: State,
-    readers: u32,
-    read_errors: u8,
-}
-
-/// A segment file and its slots.
-#[derive(Debug)]
-pub(super) struct Segment {
-    pub(super) file: Arc<SegmentFile>,
-    /// The file before a change of the way of I/O: requests may still name its place in the ring's table.
-    former_file: Option<Arc<SegmentFile>>,
-    pub(super) geometry: Geometry,
-    slots: Vec<SlotInfo>,
-    pub(super) live: u32,
-    /// Tick of the last use of any of its chunks.
-    pub(super) last_used: u64,
-}
-
-impl Segment {
-    /// Whether nothing is read from or written to it.
-    pub(super) fn is_idle(&self) -> bool {
-        self.slots.iter().all(|slot| {
-            let at_rest = matches!(slot.state, State::Free | State::Live(_) | State::Quarantined);
-            at_rest && slot.readers == 0
-        })
-    }
-
-    /// Uses another opening of the same file from now on.
-    pub(super) fn replace_file(&mut self, file: Arc<SegmentFile>) {
-        self.former_file = Some(std::mem::replace(&mut self.file, file));
-    }
-
-    /// All openings of its file.
-    pub(super) fn files(&self) -> impl Iterator<Item = &Arc<SegmentFile>> {
-        [&self.file].into_iter().chain(&self.former_file)
-    }
-
-    /// Its readable chunks.
-    pub(super) fn digests(&self) -> Vec<Digest> {
-        let live = |slot: &SlotInfo| match slot.state {
-            State::Live(digest) => Some(digest),
-            _ => None,
-        };
-        self.slots.iter().filter_map(live).collect()
-    }
 }
 
 /// All segments of one record size.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Class {
-    /// Readable chunks, least recently used first.
-    pub(super) order: LinkedHashSet<Digest>,
-    free: Vec<Place>,
+    pub(super) queues: Queues,
+    /// Rows of segments with free slots.
+    with_free: BTreeSet<u32>,
+    pub(super) free: usize,
+    pub(super) slots: usize,
     pub(super) segments: usize,
     /// Slots being wiped. Those whose reads still run do not count: a read can take for ever.
     pub(super) leaving: usize,
+    /// Rows by warmth, coldest first.
+    pub(super) cold: BTreeSet<(u64, u32)>,
 }
 
 /// What becomes of a chunk that was made unreadable.
@@ -117,20 +61,32 @@ pub(super) enum Doomed {
 /// The index.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    chunks: HashMap<Digest, Entry>,
+    chunks: Chunks,
     classes: BTreeMap<u64, Class>,
-    segments: BTreeMap<u64, Segment>,
+    slab: Slab,
+    rows: BTreeMap<u64, u32>,
     taken_ids: u64,
+    slots: u64,
     tick: u64,
+    policy: Eviction,
+    /// What the journal does not know yet.
+    pub(super) changes: Vec<Change>,
 }
 
 impl Index {
-    pub(super) fn get(&self, digest: Digest) -> Option<&Entry> {
-        self.chunks.get(&digest)
+    pub(super) fn new(policy: Eviction) -> Self {
+        Self { policy, ..Self::default() }
+    }
+
+    pub(super) fn get(&self, digest: Digest) -> Option<Entry> {
+        let place = *self.chunks.get(&digest)?;
+        let slot = self.slab.slot(place)?;
+        Some(Entry { place, held: slot.held() })
     }
 
     pub(super) fn chunks(&self) -> impl Iterator<Item = (Digest, Held)> {
-        self.chunks.iter().map(|(digest, entry)| (*digest, entry.held))
+        let held = |place: &Place| self.slab.slot(*place).map(Slot::held);
+        self.chunks.iter().filter_map(move |(digest, place)| Some((*digest, held(place)?)))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -138,65 +94,118 @@ impl Index {
     }
 
     pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
-        self.segments.values()
+        self.slab.iter()
     }
 
     pub(super) fn segments_mut(&mut self) -> impl Iterator<Item = &mut Segment> {
-        self.segments.values_mut()
+        self.slab.iter_mut()
     }
 
-    pub(super) fn segment(&self, id: u64) -> Option<&Segment> {
-        self.segments.get(&id)
+    pub(super) fn segment_count(&self) -> usize {
+        self.slab.len()
+    }
+
+    /// Slots of all segments.
+    pub(super) fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    pub(super) fn segment(&self, row: u32) -> Option<&Segment> {
+        self.slab.get(row)
+    }
+
+    /// The first segment with this number or a higher one.
+    pub(super) fn segment_from(&self, id: u64) -> Option<&Segment> {
+        self.rows.range(id..).next().and_then(|(_, row)| self.slab.get(*row))
+    }
+
+    /// The row of the segment with this number.
+    pub(super) fn row_of(&self, id: u64) -> Option<u32> {
+        self.rows.get(&id).copied()
     }
 
     pub(super) fn class(&self, record_bytes: u64) -> Option<&Class> {
         self.classes.get(&record_bytes)
     }
 
-    /// A number that no file in the directory has.
+    pub(super) fn classes(&self) -> impl Iterator<Item = (u64, &Class)> {
+        self.classes.iter().map(|(record_bytes, class)| (*record_bytes, class))
+    }
+
+    /// A number that no segment has or had.
     pub(super) fn next_segment_id(&self) -> u64 {
-        let known = self.segments.last_key_value().map_or(0, |(id, _)| *id);
+        let known = self.rows.last_key_value().map_or(0, |(id, _)| *id);
         known.max(self.taken_ids) + 1
     }
 
-    /// Keeps numbers up to this one for files that are left alone.
+    /// Keeps numbers up to this one for files that are left alone, or gone.
     pub(super) fn reserve_ids_to(&mut self, id: u64) {
         self.taken_ids = self.taken_ids.max(id);
     }
 
+    /// Grows with every use.
+    pub(super) fn tick(&self) -> u64 {
+        self.tick
+    }
+
     pub(super) fn quarantined(&self) -> u64 {
-        let count = |segment: &Segment| {
-            segment.slots.iter().filter(|slot| slot.state == State::Quarantined).count() as u64
-        };
-        self.segments.values().map(count).sum()
+        self.slab.iter().map(|segment| u64::from(segment.quarantined)).sum()
     }
 
     /// Adds a segment whose slots are all free.
-    pub(super) fn add_segment(&mut self, file: SegmentFile, geometry: Geometry) {
-        let id = geometry.segment_id;
-        let slot = SlotInfo { state: State::Free, readers: 0, read_errors: 0 };
-        let slots = vec![slot; geometry.slots as usize];
-        let last_used = self.next_tick();
-        let class = self.classes.entry(geometry.record_bytes).or_default();
+    pub(super) fn add_segment(&mut self, file: SegmentFile, geometry: Geometry) -> u32 {
+        let row = self.recover_segment(file, geometry);
+        self.changes.push(Change::segment_added(&geometry));
+        if let Some(segment) = self.slab.get_mut(row) {
+            segment.recount();
+        }
+        self.enlist(row);
+        row
+    }
+
+    fn enlist(&mut self, row: u32) {
+        let Some(segment) = self.slab.get(row) else { return };
+        let policy = self.policy;
+        let class = self.classes.entry(segment.geometry.record_bytes).or_insert_with(|| Class {
+            queues: Queues::new(policy),
+            with_free: BTreeSet::new(),
+            free: 0,
+            slots: 0,
+            segments: 0,
+            leaving: 0,
+            cold: BTreeSet::new(),
+        });
         class.segments += 1;
-        class.free.extend((0..geometry.slots).rev().map(|slot| Place { segment: id, slot }));
-        let file = Arc::new(file);
-        let segment = Segment { file, former_file: None, geometry, slots, live: 0, last_used };
-        self.segments.insert(id, segment);
+        class.slots += segment.slots.len();
+        class.free += segment.free.len();
+        class.cold.insert((segment.warmth(), row));
+        if !segment.free.is_empty() {
+            class.with_free.insert(row);
+        }
     }
 
     /// Takes an idle segment out, with all its chunks.
-    pub(super) fn remove_segment(&mut self, id: u64) -> Option<Segment> {
-        let segment = self.segments.remove(&id)?;
-        if let Some(class) = self.classes.get_mut(&segment.geometry.record_bytes) {
+    pub(super) fn remove_segment(&mut self, row: u32) -> Option<Segment> {
+        let segment = self.slab.get(row)?;
+        let Geometry { segment_id, record_bytes, .. } = segment.geometry;
+        for digest in segment.digests() {
+            self.forget(digest);
+        }
+        let segment = self.slab.remove(row)?;
+        self.rows.remove(&segment_id);
+        self.slots -= segment.slots.len() as u64;
+        // Entries of an older index must never meet a new segment under the same number.
+        self.reserve_ids_to(segment_id);
+        self.changes.push(Change::segment_removed(segment_id));
+        if let Some(class) = self.classes.get_mut(&record_bytes) {
             class.segments -= 1;
-            class.free.retain(|place| place.segment != id);
-            for digest in segment.digests() {
-                class.order.remove(&digest);
-                self.chunks.remove(&digest);
-            }
+            class.slots -= segment.slots.len();
+            class.free -= segment.free.len();
+            class.with_free.remove(&row);
+            class.cold.remove(&(segment.warmth(), row));
+            class.cold.remove(&(0, row));
             if class.segments == 0 {
-                self.classes.remove(&segment.geometry.record_bytes);
+                self.classes.remove(&record_bytes);
             }
         }
         Some(segment)
@@ -204,79 +213,93 @@ impl Index {
 
     /// A free slot, now being written.
     pub(super) fn take_free(&mut self, record_bytes: u64) -> Option<Place> {
-        let place = self.classes.get_mut(&record_bytes)?.free.pop()?;
+        let class = self.classes.get_mut(&record_bytes)?;
+        let row = *class.with_free.first()?;
+        let segment = self.slab.get_mut(row)?;
+        let slot = segment.free.pop()?;
+        class.free -= 1;
+        if segment.free.is_empty() {
+            class.with_free.remove(&row);
+        }
+        let place = Place { row, slot };
         self.set_state(place, State::Writing);
         Some(place)
     }
 
     /// Makes the chunk in a written slot readable.
     pub(super) fn publish(&mut self, place: Place, digest: Digest, held: Held) {
-        let used_at = self.next_tick();
-        self.insert(place, digest, Entry { place, held, used_at });
-    }
-
-    fn insert(&mut self, place: Place, digest: Digest, entry: Entry) {
-        self.set_state(place, State::Live(digest));
-        let Some(segment) = self.segments.get_mut(&place.segment) else { return };
-        segment.live += 1;
-        segment.last_used = segment.last_used.max(entry.used_at);
-        let class = self.classes.entry(segment.geometry.record_bytes).or_default();
-        class.order.insert(digest);
-        self.chunks.insert(digest, entry);
-    }
-
-    /// A slot found live at open. False if the chunk is already known from another slot.
-    pub(super) fn recover(&mut self, place: Place, digest: Digest, held: Held) -> bool {
-        if self.chunks.contains_key(&digest) {
-            return false;
+        let tick = next(&mut self.tick);
+        self.reslot(place, |slot| *slot = Slot::live(digest, held, tick));
+        if let Some((slab, class)) = self.parts(place.row) {
+            class.queues.insert(slab, place, tick);
         }
-        self.unfree(place);
-        self.insert(place, digest, Entry { place, held, used_at: 0 });
-        true
+        self.chunks.insert(digest, place);
+        self.note(place);
     }
 
-    /// A free slot found with something that must be overwritten first.
-    pub(super) fn recover_torn(&mut self, place: Place) {
-        self.unfree(place);
-        self.begin_wipe(place);
+    /// Changes a slot and keeps the order of segments by warmth.
+    fn reslot(&mut self, place: Place, change: impl FnOnce(&mut Slot)) {
+        self.rerank(place.row, |slab| slab.change(place, change));
     }
 
-    /// A free slot found unusable.
-    pub(super) fn recover_unusable(&mut self, place: Place) {
-        self.unfree(place);
-        self.set_state(place, State::Quarantined);
-    }
-
-    /// Ends recovery: forgets that slots were free, in one pass.
-    pub(super) fn settle_recovery(&mut self) {
-        let segments = &mut self.segments;
-        for class in self.classes.values_mut() {
-            class.free.retain(|place| {
-                let segment = segments.get(&place.segment);
-                segment
-                    .is_some_and(|segment| segment.slots[place.slot as usize].state == State::Free)
-            });
-        }
-        for segment in segments.values_mut() {
-            segment.last_used = 0;
+    fn rerank(&mut self, row: u32, change: impl FnOnce(&mut Slab)) {
+        let Some((slab, class)) = self.parts(row) else { return };
+        let before = slab.get(row).map_or(0, Segment::warmth);
+        change(slab);
+        let after = slab.get(row).map_or(0, Segment::warmth);
+        if before != after {
+            class.cold.remove(&(before, row));
+            class.cold.insert((after, row));
         }
     }
 
-    /// The free list is cleaned once, by `settle_recovery`.
-    fn unfree(&mut self, place: Place) {
-        self.set_state(place, State::Writing);
+    fn parts(&mut self, row: u32) -> Option<(&mut Slab, &mut Class)> {
+        let record_bytes = self.slab.get(row)?.geometry.record_bytes;
+        Some((&mut self.slab, self.classes.get_mut(&record_bytes)?))
     }
 
     /// Counts a use of a chunk.
     pub(super) fn touch(&mut self, digest: Digest) {
-        let tick = self.next_tick();
-        let Some(entry) = self.chunks.get_mut(&digest) else { return };
-        entry.used_at = tick;
-        let Some(segment) = self.segments.get_mut(&entry.place.segment) else { return };
-        segment.last_used = tick;
-        if let Some(class) = self.classes.get_mut(&segment.geometry.record_bytes) {
-            class.order.to_back(&digest);
+        let Some(&place) = self.chunks.get(&digest) else { return };
+        let tick = next(&mut self.tick);
+        self.reslot(place, |slot| slot.used_at = tick);
+        if let Some((slab, class)) = self.parts(place.row) {
+            class.queues.touch(slab, place, tick);
         }
+    }
+
+    /// A chunk that may not be dropped now is not proposed again soon.
+    pub(super) fn spare(&mut self, place: Place) {
+        let tick = next(&mut self.tick);
+        if let Some((slab, class)) = self.parts(place.row) {
+            class.queues.renew(slab, place, tick);
+        }
+    }
+
+    /// A segment that may not be taken now is not proposed again soon.
+    pub(super) fn spare_segment(&mut self, row: u32) {
+        let tick = next(&mut self.tick);
+        self.rerank(row, |slab| {
+            if let Some(segment) = slab.get_mut(row) {
+                segment.spare(tick);
+            }
+        });
+    }
+
+    /// The chunk that a class would drop next.
+    pub(super) fn candidate(&mut self, record_bytes: u64) -> Option<(Place, Slot)> {
+        let class = self.classes.get_mut(&record_bytes)?;
+        let place = class.queues.candidate(&mut self.slab, &mut self.tick)?;
+        Some((place, *self.slab.slot(place)?))
+    }
+
+    /// Makes a chunk unreadable to make room for others.
+    pub(super) fn evict(&mut self, digest: Digest) -> Option<Doomed> {
+        let place = *self.chunks.get(&digest)?;
+        let slot = *self.slab.slot(place)?;
+        let (_, class) = self.parts(place.row)?;
+        class.queues.note_evicted(&slot);
+        self.doom(digest)
     }
 
     /// Pins a chunk for a read.
@@ -284,15 +307,15 @@ impl Index {
         if purpose == Purpose::Use {
             self.touch(digest);
         }
-        let entry = *self.chunks.get(&digest)?;
-        self.slot_mut(entry.place)?.readers += 1;
+        let entry = self.get(digest)?;
+        self.slab.change(entry.place, |slot| slot.readers += 1);
         Some(entry)
     }
 
     /// Unpins it. A place returned is to be wiped now.
     pub(super) fn end_read(&mut self, place: Place) -> Option<Place> {
-        let slot = self.slot_mut(place)?;
-        slot.readers = slot.readers.saturating_sub(1);
+        self.slab.change(place, |slot| slot.readers = slot.readers.saturating_sub(1));
+        let slot = self.slab.slot(place)?;
         if slot.readers > 0 || slot.state != State::Doomed {
             return None;
         }
@@ -300,38 +323,31 @@ impl Index {
         Some(place)
     }
 
-    /// Whether reads of this chunk are running.
-    pub(super) fn is_read(&self, digest: Digest) -> bool {
-        let Some(entry) = self.chunks.get(&digest) else { return false };
-        let Some(segment) = self.segments.get(&entry.place.segment) else { return false };
-        segment.slots[entry.place.slot as usize].readers > 0
-    }
-
     /// Whether a removed chunk in this slot is still being read.
     pub(super) fn is_doomed(&self, place: Place) -> bool {
-        let slot =
-            self.segments.get(&place.segment).and_then(|it| it.slots.get(place.slot as usize));
-        slot.is_some_and(|slot| slot.state == State::Doomed)
+        self.slab.slot(place).is_some_and(|slot| slot.state == State::Doomed)
     }
 
     /// Makes a chunk unreadable. `None`: not held.
     pub(super) fn doom(&mut self, digest: Digest) -> Option<Doomed> {
-        let entry = self.forget(digest)?;
-        if self.slot_mut(entry.place)?.readers > 0 {
-            self.set_state(entry.place, State::Doomed);
+        let place = self.forget(digest)?;
+        let is_read = self.slab.slot(place)?.readers > 0;
+        if is_read {
+            self.set_state(place, State::Doomed);
             return Some(Doomed::Later);
         }
-        self.begin_wipe(entry.place);
-        Some(Doomed::Wipe(entry.place))
+        self.begin_wipe(place);
+        Some(Doomed::Wipe(place))
     }
 
     /// Makes the chunk in this slot unreadable and never uses the slot again. The chunk, if it was still readable.
     pub(super) fn lose(&mut self, place: Place) -> Option<Digest> {
-        match self.slot_mut(place)?.state {
-            State::Live(digest) => {
-                self.forget(digest);
+        let slot = *self.slab.slot(place)?;
+        match slot.state {
+            State::Live => {
+                self.forget(slot.digest);
                 self.set_state(place, State::Quarantined);
-                Some(digest)
+                Some(slot.digest)
             }
             State::Doomed => {
                 self.set_state(place, State::Quarantined);
@@ -343,30 +359,34 @@ impl Index {
 
     /// Counts a failed read of a slot.
     pub(super) fn count_read_error(&mut self, place: Place) -> u8 {
-        self.slot_mut(place).map_or(0, |slot| {
+        self.slab.slot_mut(place).map_or(0, |slot| {
             slot.read_errors = slot.read_errors.saturating_add(1);
             slot.read_errors
         })
     }
 
-    fn forget(&mut self, digest: Digest) -> Option<Entry> {
-        let entry = self.chunks.remove(&digest)?;
-        let segment = self.segments.get_mut(&entry.place.segment)?;
-        segment.live -= 1;
-        if let Some(class) = self.classes.get_mut(&segment.geometry.record_bytes) {
-            class.order.remove(&digest);
+    /// Its slot is left in no state that counts: the caller sets the next.
+    fn forget(&mut self, digest: Digest) -> Option<Place> {
+        let place = self.chunks.remove(&digest)?;
+        if let Some((slab, class)) = self.parts(place.row) {
+            class.queues.remove(slab, place);
         }
-        Some(entry)
+        self.reslot(place, |slot| slot.state = State::Quarantined);
+        Some(place)
     }
 
     fn begin_wipe(&mut self, place: Place) {
         self.set_state(place, State::Wiping);
-        self.add_leaving(place, 1);
+        if let Some((_, class)) = self.parts(place.row) {
+            class.leaving += 1;
+        }
     }
 
     /// The header of a slot was overwritten, or that failed.
     pub(super) fn end_wipe(&mut self, place: Place, wiped: bool) {
-        self.add_leaving(place, -1);
+        if let Some((_, class)) = self.parts(place.row) {
+            class.leaving -= 1;
+        }
         self.end_use(place, wiped);
     }
 
@@ -377,49 +397,31 @@ impl Index {
 
     fn end_use(&mut self, place: Place, reusable: bool) {
         if !reusable {
-            self.set_state(place, State::Quarantined);
-            return;
+            return self.set_state(place, State::Quarantined);
         }
-        self.set_state(place, State::Free);
-        if let Some(slot) = self.slot_mut(place) {
-            slot.read_errors = 0;
+        let readers = self.slab.slot(place).map_or(0, |slot| slot.readers);
+        debug_assert_eq!(readers, 0, "a slot that is read is not freed");
+        self.slab.change(place, |slot| *slot = Slot::FREE);
+        self.note(place);
+        if let Some((slab, class)) = self.parts(place.row)
+            && let Some(segment) = slab.get_mut(place.row)
+        {
+            segment.free.push(place.slot);
+            class.free += 1;
+            class.with_free.insert(place.row);
         }
-        if let Some(class) = self.class_mut(place) {
-            class.free.push(place);
-        }
-    }
-
-    fn add_leaving(&mut self, place: Place, by: isize) {
-        if let Some(class) = self.class_mut(place) {
-            class.leaving = class.leaving.saturating_add_signed(by);
-        }
-    }
-
-    fn class_mut(&mut self, place: Place) -> Option<&mut Class> {
-        let record_bytes = self.segments.get(&place.segment)?.geometry.record_bytes;
-        self.classes.get_mut(&record_bytes)
-    }
-
-    fn slot_mut(&mut self, place: Place) -> Option<&mut SlotInfo> {
-        self.segments.get_mut(&place.segment)?.slots.get_mut(place.slot as usize)
     }
 
     fn set_state(&mut self, place: Place, state: State) {
-        if let Some(slot) = self.slot_mut(place) {
-            slot.state = state;
-        }
+        self.reslot(place, |slot| slot.state = state);
+        self.note(place);
     }
 
-    /// Counts as used now, so that it is not proposed again at once.
-    pub(super) fn touch_segment(&mut self, id: u64) {
-        let tick = self.next_tick();
-        if let Some(segment) = self.segments.get_mut(&id) {
-            segment.last_used = tick;
-        }
-    }
-
-    fn next_tick(&mut self) -> u64 {
-        self.tick += 1;
-        self.tick
+    /// Notes the state of a slot for the journal.
+    pub(super) fn note(&mut self, place: Place) {
+        let Some(segment) = self.slab.get(place.row) else { return };
+        let Some(slot) = segment.slots.get(place.slot as usize) else { return };
+        let id = segment.geometry.segment_id;
+        self.changes.push(Change::of_slot(id, place.slot, slot));
     }
 }

@@ -63,6 +63,8 @@ struct World {
     wipes: Vec<Place>,
     held: HashMap<u8, Place>,
     quarantined: HashSet<Place>,
+    /// Number of the segment in each row.
+    rows: HashMap<u32, u64>,
 }
 
 impl World {
@@ -70,7 +72,8 @@ impl World {
         let segment_id = self.index.next_segment_id();
         let geometry = Geometry { segment_id, store_uuid: [0; 16], record_bytes, slots: SLOTS };
         let file = SegmentFile::for_tests(std::path::Path::new("/dev/null"));
-        self.index.add_segment(file, geometry);
+        let row = self.index.add_segment(file, geometry);
+        self.rows.insert(row, segment_id);
     }
 
     fn step(&mut self, step: Step) {
@@ -142,8 +145,9 @@ impl World {
         let taken = take_coldest_segment(index, record_bytes, None, &Unguarded, &mut dropped);
         let Some(segment) = taken else { return };
         self.forget(&dropped.digests);
-        let id = segment.geometry.segment_id;
-        let of_it = |place: &Place| place.segment == id;
+        let row =
+            (0..9).find(|row| self.rows.get(row) == Some(&segment.geometry.segment_id)).unwrap();
+        let of_it = |place: &Place| place.row == row;
         assert!(!self.reads.iter().any(|(place, _)| of_it(place)));
         assert!(!self.writes.iter().any(|(place, _)| of_it(place)));
         assert!(!self.wipes.iter().any(of_it));
@@ -180,7 +184,7 @@ impl World {
             assert_eq!(self.index.get(digest(*chunk)).map(|entry| entry.place), Some(*place));
         }
         let in_order = CLASSES.iter().filter_map(|class| self.index.class(*class));
-        assert_eq!(in_order.map(|class| class.order.len()).sum::<usize>(), self.held.len());
+        assert_eq!(in_order.map(|class| class.queues.len()).sum::<usize>(), self.held.len());
         assert_eq!(self.index.quarantined(), self.quarantined.len() as u64);
         let live: u32 = self.index.segments().map(|segment| segment.live).sum();
         assert_eq!(live as usize, self.held.len());

@@ -52,7 +52,7 @@ pub(super) fn bytes_in_slot(read: &ReadOp, payload_bytes: u64) -> u64 {
 
 impl NvmeTier {
     fn file_and_offset(&self, place: Place) -> Option<(Arc<crate::nvme::files::SegmentFile>, u64)> {
-        let segment = self.index.segment(place.segment)?;
+        let segment = self.index.segment(place.row)?;
         Some((Arc::clone(&segment.file), segment.geometry.slot_offset(place.slot)))
     }
 

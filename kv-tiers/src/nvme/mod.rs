@@ -14,8 +14,11 @@ mod index;
 #[cfg(test)]
 mod index_tests;
 mod jobs;
+mod journal;
 mod lock;
 mod open;
+mod persist;
+mod queues;
 mod recover;
 #[expect(
     unsafe_code,
@@ -24,8 +27,12 @@ mod recover;
 mod ring;
 mod room;
 mod segment;
+mod slots;
+mod snapshot;
+mod synthetic;
 mod threads;
 mod transfer;
+mod warm;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -38,13 +45,17 @@ use std::{
 use kv_chunk::Digest;
 use nix::sys::eventfd::EventFd;
 
-pub use self::config::{IoEngine, NvmeConfig};
 use self::{
     backend::{Backend, Ended, Sending},
     index::{Doomed, Index},
     jobs::Job,
     lock::DirectoryLock,
+    persist::Persist,
     room::Space,
+};
+pub use self::{
+    config::{Eviction, IoEngine, NvmeConfig},
+    synthetic::{synthetic_digest, synthetic_store},
 };
 use crate::{
     Capabilities, Completion, EvictionGuard, Held, Op, ReadOp, RejectReason, Rejected, Tier,
@@ -53,6 +64,8 @@ use crate::{
 
 /// After a kernel that takes no requests: when to ask again.
 const REFUSED_RETRY_NS: u64 = 1_000_000;
+/// Changes that wait for the next poll.
+const CHANGES_MAX: usize = 1024;
 
 /// What the store consists of, beyond [`TierStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +81,8 @@ pub struct NvmeDetail {
     pub newer_chunks: u64,
     /// Segments dropped at open since they were damaged or beyond the cap.
     pub dropped_segments: u64,
+    /// Slots whose header was read at open, since the index files did not tell of them for certain.
+    pub scanned_slots: u64,
     /// Slots found at open with a header that is not whole: what an interrupted write leaves, or damage.
     pub torn_slots: u64,
 }
@@ -112,6 +127,8 @@ pub struct NvmeTier {
     wake: Arc<EventFd>,
     wake_raised: bool,
     index: Index,
+    /// `None` until the index is known.
+    persist: Option<Persist>,
     space: Space,
     reads: VecDeque<ReadOp>,
     writes: VecDeque<WriteOp>,
@@ -145,7 +162,7 @@ impl NvmeTier {
     /// Counters of the store itself.
     pub fn detail(&self) -> NvmeDetail {
         NvmeDetail {
-            segments: self.index.segments().count() as u64,
+            segments: self.index.segment_count() as u64,
             quarantined_slots: self.index.quarantined(),
             ..self.detail
         }
@@ -199,6 +216,14 @@ impl NvmeTier {
         (self.ops >= self.config.queue_ops_max).then_some(RejectReason::QueueFull)
     }
 
+    /// Before what changed is acted on, or told: a kill from here on finds it in the journal.
+    fn write_journal(&mut self) {
+        match &mut self.persist {
+            Some(persist) => persist.flush(&mut self.index, &self.wake),
+            None => self.index.changes.clear(),
+        }
+    }
+
     /// Sends, reaps, and starts what follows, until the device has to be waited for.
     fn pump(&mut self, guard: &dyn EvictionGuard, completions: &mut Vec<Completion>) {
         let mut ended: Vec<Ended> = Vec::new();
@@ -207,6 +232,7 @@ impl NvmeTier {
             if !self.hold_writes {
                 self.start_writes(guard, completions);
             }
+            self.write_journal();
             let sending = if self.hold_writes { Sending::ReadsOnly } else { Sending::All };
             let Some(backend) = &mut self.backend else { return };
             backend.pump(sending, &mut ended);
@@ -260,6 +286,11 @@ impl Tier for NvmeTier {
         backend::silence(&self.wake);
         self.wake_raised = false;
         self.pump(guard, completions);
+        self.write_journal();
+        let persist = self.persist.as_mut();
+        if persist.is_some_and(|persist| persist.step(&self.index)) {
+            return Some(now_ns);
+        }
         let refused = self.backend.as_ref().is_some_and(|backend| backend.was_refused());
         refused.then_some(now_ns.saturating_add(REFUSED_RETRY_NS))
     }
@@ -283,6 +314,9 @@ impl Tier for NvmeTier {
         if let Doomed::Wipe(place) = doomed {
             self.start_wipe(place);
             self.raise_wake();
+        }
+        if self.index.changes.len() >= CHANGES_MAX {
+            self.write_journal();
         }
         true
     }
@@ -322,6 +356,9 @@ impl Drop for NvmeTier {
             backend::abandon(backend);
         } else {
             backend::drain(backend, &self.wake, self.config.drop_wait);
+            if let Some(mut persist) = self.persist.take() {
+                persist.close(&mut self.index);
+            }
         }
     }
 }

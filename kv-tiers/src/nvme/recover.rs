@@ -11,43 +11,105 @@ use crate::{
         backend::Ended,
         class_of,
         files::{self, Found},
-        index::Place,
+        index::{Place, Scope, Segment},
         open::wait_for,
+        persist::Persist,
         segment::{BLOCK_LEN, Page},
+        slots::{Slot, State},
         transfer::{Direction, Memory, Run, Transfer},
+        warm::{self, Loaded},
     },
 };
 
 /// Headers read at a time.
 const HEADERS_IN_FLIGHT: usize = 256;
+/// When a chunk was last used of which only its header tells.
+const FOUND_AT: u64 = 1;
 
 impl NvmeTier {
     /// Fills the index, removes what is beyond use, and shrinks to the cap.
     pub(super) fn recover(&mut self) -> Result<(), TierError> {
-        self.find_segments()?;
-        let torn = self.scan_slots()?;
-        self.index.settle_recovery();
+        let mut store_uuid = self.find_segments()?;
+        let loaded = warm::load(&self.config.directory, &mut store_uuid, &mut self.index);
+        self.space.store_uuid = store_uuid.unwrap_or(self.space.store_uuid);
+        self.report(&loaded);
+        let scope = if self.config.look_only { Scope::All } else { Scope::Unknown };
+        if !self.config.look_only {
+            self.finish_giving_up(&loaded);
+        }
+        let scanned = self.index.slots_to_scan(scope);
+        self.detail.scanned_slots = scanned.len() as u64;
+        self.scan_slots(&scanned)?;
+        let wipes = self.index.settle_recovery();
+        self.begin_persisting(loaded, &scanned, &wipes);
         if self.config.look_only {
             self.measure_space();
         } else {
             self.shrink_to_cap();
-        }
-        for place in torn {
-            if self.index.segment(place.segment).is_some() {
-                self.start_wipe(place);
+            for place in wipes {
+                if self.index.segment(place.row).is_some() {
+                    self.start_wipe(place);
+                }
             }
+            self.write_journal();
         }
         self.stats.recovered_chunks = self.index.len() as u64;
         tracing::info!(
             tier = self.config.name,
-            chunks = self.stats.recovered_chunks,
+            recovered_chunks = self.stats.recovered_chunks,
+            scanned_slots = self.detail.scanned_slots,
             used_bytes = self.space.used_bytes(),
             "store opened"
         );
         Ok(())
     }
 
-    fn find_segments(&mut self) -> Result<(), TierError> {
+    fn report(&mut self, loaded: &Loaded) {
+        for (path, version) in &loaded.left_alone {
+            self.leave_alone(path, &format!("index format version {version}, this reader knows 1"));
+        }
+        for (path, what) in &loaded.damaged {
+            self.find(path.clone(), FindingKind::Damaged, what);
+        }
+        for path in &loaded.temporaries {
+            self.find(path.clone(), FindingKind::Leftover, "an interrupted run left it");
+        }
+        if let Some(trouble) = &loaded.trouble {
+            let tier = &self.config.name;
+            tracing::warn!(tier, trouble, "index files are not whole: headers are read instead");
+        }
+    }
+
+    /// Removes the files of segments that were given up when the process died.
+    fn finish_giving_up(&mut self, loaded: &Loaded) {
+        for row in &loaded.given_up {
+            if let Some(segment) = self.index.remove_segment(*row) {
+                self.discard(segment);
+            }
+        }
+    }
+
+    /// From here on the index files follow the index.
+    fn begin_persisting(&mut self, loaded: Loaded, scanned: &[Place], wipes: &[Place]) {
+        let is_told = |segment: &Segment| segment.told == segment.geometry.slots;
+        let all_told = self.index.segments().all(is_told);
+        let (directory, uuid) = (&self.config.directory, self.space.store_uuid);
+        if self.config.look_only {
+            self.persist = Some(Persist::frozen(directory, uuid, loaded, &self.index));
+            return;
+        }
+        let mut persist = Persist::new(directory, uuid, loaded, &self.index);
+        if all_told && persist.is_writing() {
+            scanned.iter().chain(wipes).for_each(|place| self.index.note(*place));
+            persist.flush(&mut self.index, &self.wake);
+        } else {
+            persist.save(&mut self.index);
+        }
+        self.persist = Some(persist);
+    }
+
+    /// Finds the segments; the number of their store.
+    fn find_segments(&mut self) -> Result<Option<[u8; 16]>, TierError> {
         let mut uuid = None;
         for found in files::look(&self.config.directory, self.stats.io_mode.direct)? {
             match found {
@@ -58,7 +120,7 @@ impl NvmeTier {
                     if let Some(backend) = &mut self.backend {
                         backend.add_file(&mut file);
                     }
-                    self.index.add_segment(file, geometry);
+                    self.index.recover_segment(file, geometry);
                 }
                 Found::Segment(file, _) => self.leave_alone(file.path(), "it is of another store"),
                 Found::LeftAlone(path, why) => self.leave_alone(&path, &why),
@@ -78,10 +140,7 @@ impl NvmeTier {
                 }
             }
         }
-        if let Some(uuid) = uuid {
-            self.space.store_uuid = uuid;
-        }
-        Ok(())
+        Ok(uuid)
     }
 
     fn leave_alone(&mut self, path: &std::path::Path, why: &str) {
@@ -95,14 +154,8 @@ impl NvmeTier {
         self.findings.push(Finding { path, kind, why: why.to_owned() });
     }
 
-    /// Reads the header of every slot. Returns the slots to wipe.
-    fn scan_slots(&mut self) -> Result<Vec<Place>, TierError> {
-        let slots_of = |segment: &crate::nvme::index::Segment| {
-            let geometry = segment.geometry;
-            (0..geometry.slots).map(move |slot| Place { segment: geometry.segment_id, slot })
-        };
-        let places: Vec<Place> = self.index.segments().flat_map(slots_of).collect();
-        let mut torn = Vec::new();
+    /// Reads the headers of these slots.
+    fn scan_slots(&mut self, places: &[Place]) -> Result<(), TierError> {
         let mut pages: Vec<Box<Page>> = Vec::new();
         let (mut next, mut running) = (0, 0);
         let mut ended: Vec<Ended> = Vec::new();
@@ -122,18 +175,18 @@ impl NvmeTier {
                 let Memory::Page(page) = ended.transfer.memory else { continue };
                 if let Some(failure) = ended.failure {
                     tracing::warn!(?failure, path = %ended.transfer.file.path().display(), "a slot cannot be read");
-                    self.index.recover_unusable(place);
+                    self.index.recover_state(place, State::Quarantined);
                 } else {
-                    self.recover_slot(place, &page, &mut torn);
+                    self.recover_slot(place, &page);
                 }
                 pages.push(page);
             }
         }
-        Ok(torn)
+        Ok(())
     }
 
     fn start_header_read(&mut self, place: Place, key: u64, page: Box<Page>) {
-        let Some(segment) = self.index.segment(place.segment) else { return };
+        let Some(segment) = self.index.segment(place.row) else { return };
         let file_offset = segment.geometry.slot_offset(place.slot);
         let run = Run { file_offset, memory_offset: 0, bytes: BLOCK_LEN };
         let file = Arc::clone(&segment.file);
@@ -143,44 +196,38 @@ impl NvmeTier {
         }
     }
 
-    fn recover_slot(&mut self, place: Place, page: &Page, torn: &mut Vec<Place>) {
+    fn recover_slot(&mut self, place: Place, page: &Page) {
         if page.0.iter().all(|&byte| byte == 0) {
-            return;
+            return self.index.recover_state(place, State::Free);
         }
         let record_bytes =
-            self.index.segment(place.segment).map_or(0, |segment| segment.geometry.record_bytes);
+            self.index.segment(place.row).map_or(0, |segment| segment.geometry.record_bytes);
         match ChunkHeader::parse(&page.0) {
             Ok(header) if class_of(header.payload_bytes()) == record_bytes => {
                 let held =
                     Held { payload_bytes: header.payload_bytes(), write_id: header.write_id() };
-                // Of two copies, which a kill between a removal and its wipe leaves, one is enough.
-                if self.index.recover(place, header.digest(), held) {
-                    return;
-                }
+                self.index.recover(place, Slot::live(header.digest(), held, FOUND_AT));
+                return;
             }
             Err(HeaderError::Version { .. }) => {
                 self.detail.newer_chunks += 1;
-                return self.index.recover_unusable(place);
+                return self.index.recover_state(place, State::Quarantined);
             }
             _ => {}
         }
         self.detail.torn_slots += 1;
-        if self.config.look_only {
-            return self.index.recover_unusable(place);
-        }
-        self.index.recover_torn(place);
-        torn.push(place);
+        let state = if self.config.look_only { State::Quarantined } else { State::Wiping };
+        self.index.recover_state(place, state);
     }
 
     /// A cap that was lowered holds at once: whole segments go, empty and old ones first.
     fn shrink_to_cap(&mut self) {
         self.measure_space();
-        let rank = |segment: &crate::nvme::index::Segment| {
-            (segment.live > 0, segment.last_used, segment.geometry.segment_id)
-        };
+        let rank = |segment: &Segment| (segment.warmth(), segment.geometry.segment_id);
         while self.space.is_over_cap() {
-            let Some((.., id)) = self.index.segments().map(rank).min() else { break };
-            let Some(segment) = self.index.remove_segment(id) else { break };
+            let Some((_, id)) = self.index.segments().map(rank).min() else { break };
+            let row = self.index.row_of(id);
+            let Some(segment) = row.and_then(|row| self.index.remove_segment(row)) else { break };
             self.detail.dropped_segments += 1;
             self.discard(segment);
         }

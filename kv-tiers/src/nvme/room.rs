@@ -13,6 +13,7 @@ use crate::{
         evict::{self, Dropped},
         files::{self, Made},
         index::{Place, Segment},
+        persist,
         segment::{BLOCK, Geometry},
     },
 };
@@ -39,6 +40,8 @@ pub(super) struct Space {
     segment_bytes: u64,
     pub(super) store_uuid: [u8; 16],
     used_bytes: u64,
+    /// Slots and segments that the index files tell of.
+    told: (u64, u64),
     /// Slots about to become free that writes of this pass wait for, by class.
     promised: HashMap<u64, usize>,
     /// The last try to make a segment failed.
@@ -58,6 +61,7 @@ impl Space {
             segment_bytes,
             store_uuid,
             used_bytes: 0,
+            told: (0, 0),
             promised: HashMap::new(),
             is_growth_refused: false,
         }
@@ -73,8 +77,9 @@ impl Space {
 
     /// Largest payload of which one fits, were there nothing else.
     pub(super) fn payload_bytes_max(&self) -> u64 {
-        // A one-slot segment, its bookkeeping, the directory and the lock file.
-        self.capacity_bytes.saturating_sub(16 * BLOCK + HEADER_BYTES as u64)
+        // A one-slot segment, its bookkeeping, the index files, the directory and the lock file.
+        let overhead = 16 * BLOCK + persist::reserved_bytes(1, 1);
+        self.capacity_bytes.saturating_sub(overhead + HEADER_BYTES as u64)
     }
 
     pub(super) fn begin_pass(&mut self) {
@@ -90,7 +95,9 @@ impl Space {
             let geometry = segment.geometry;
             (OsString::from(files::name_of(geometry.segment_id)), geometry.bound_bytes())
         };
-        self.used_bytes = files::measure(&self.directory, &segments.map(bound).collect())?;
+        let bounds = segments.map(bound).collect();
+        let index_bytes = persist::reserved_bytes(self.told.0, self.told.1);
+        self.used_bytes = files::measure(&self.directory, &bounds, index_bytes)?;
         Ok(())
     }
 
@@ -101,9 +108,11 @@ impl Space {
         segments: impl Iterator<Item = &'a Segment>,
     ) -> bool {
         let ours = segments.map(|segment| segment.geometry.bound_bytes()).sum();
-        let foreign = self.used_bytes.saturating_sub(ours);
+        let index_bytes = |(slots, segments)| persist::reserved_bytes(slots, segments);
+        let foreign = self.used_bytes.saturating_sub(ours) - index_bytes(self.told);
         let smallest = Geometry { segment_id: 0, store_uuid: [0; 16], record_bytes, slots: 1 };
-        foreign + DIRECTORY_GROWTH_BYTES + smallest.bound_bytes() <= self.capacity_bytes
+        let needed = smallest.bound_bytes() + index_bytes((1, 1));
+        foreign + DIRECTORY_GROWTH_BYTES + needed <= self.capacity_bytes
     }
 
     /// The largest segment of this class that fits below the cap now.
@@ -115,7 +124,12 @@ impl Space {
             record_bytes,
             slots: u32::try_from(slots).unwrap_or(u32::MAX),
         };
-        let fits = |slots: u64| geometry(slots).bound_bytes() <= free;
+        let (told, segments) = self.told;
+        let index_bytes = |slots| {
+            persist::reserved_bytes(told + slots, segments + 1)
+                - persist::reserved_bytes(told, segments)
+        };
+        let fits = |slots: u64| geometry(slots).bound_bytes() + index_bytes(slots) <= free;
         let wanted = (self.segment_bytes.saturating_sub(BLOCK) / record_bytes).max(1);
         let mut slots = wanted.min(free / record_bytes);
         // The bookkeeping is a small part: few steps lead to what fits.
@@ -183,7 +197,7 @@ impl NvmeTier {
         dropped: &mut Dropped,
     ) -> Took {
         // A segment that nobody used since our own coldest chunk was used is worth less than that chunk.
-        let own = evict::coldest_tick(&self.index, record_bytes);
+        let own = evict::coldest_tick(&mut self.index, record_bytes);
         let index = &mut self.index;
         let mut taken =
             own.and_then(|_| evict::take_coldest_segment(index, record_bytes, own, guard, dropped));
@@ -225,6 +239,7 @@ impl NvmeTier {
     }
 
     pub(super) fn measure_space(&mut self) {
+        self.space.told = (self.index.slots(), self.index.segment_count() as u64);
         if let Err(error) = self.space.measure(self.index.segments()) {
             // Nothing is known about the space: nothing may be taken.
             tracing::warn!(tier = self.config.name, %error, "the directory cannot be measured");
@@ -235,7 +250,7 @@ impl NvmeTier {
     /// Adds a segment of this class if one fits below the cap. False: none fits.
     fn grow(&mut self, record_bytes: u64) -> Result<bool, TierError> {
         let id = self.index.next_segment_id();
-        let may = self.index.segments().count() < SEGMENTS_MAX;
+        let may = self.index.segment_count() < SEGMENTS_MAX;
         // A quick look first: measuring reads the directory.
         if !may || self.space.next_segment(id, record_bytes).is_none() {
             return Ok(false);

@@ -84,6 +84,32 @@ pub(crate) fn segments(directory: &Path) -> Vec<PathBuf> {
     segments
 }
 
+/// The files of the index: snapshots and journals.
+pub(crate) fn index_files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let is_index = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("index-"))
+    };
+    let mut files: Vec<_> = entries.filter(is_index).collect();
+    files.sort();
+    files
+}
+
+/// The next open must read all headers.
+pub(crate) fn remove_index_files(directory: &Path) {
+    index_files(directory).iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+/// What a kill at this moment would leave, the kernel being done with all requests.
+pub(crate) fn copy_as_killed(directory: &Path) -> TempDir {
+    let copy = on_disk();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
 /// One tier and what it completed.
 pub(crate) struct Driver {
     pub(crate) tier: NvmeTier,
@@ -226,12 +252,22 @@ impl Driver {
         number: u32,
         blocks: Range<u32>,
     ) -> Result<Vec<u8>, TierError> {
-        let id = self.submit_read(number, blocks.clone());
+        let (slot, result) = self.read_unverified(number, blocks.clone());
+        let piece = Piece::verify(slot, result?, &key(number), &blocks).unwrap();
+        Ok(piece.bytes().to_vec())
+    }
+
+    /// Reads and waits.
+    pub(crate) fn read_unverified(
+        &mut self,
+        number: u32,
+        blocks: Range<u32>,
+    ) -> (Slot, Result<ReadDone, TierError>) {
+        let id = self.submit_read(number, blocks);
         for _ in 0..1_500 {
             self.poll(&Unguarded);
-            if let Some((slot, result)) = self.read.remove(&id) {
-                let piece = Piece::verify(slot, result?, &key(number), &blocks).unwrap();
-                return Ok(piece.bytes().to_vec());
+            if let Some(read) = self.read.remove(&id) {
+                return read;
             }
             self.sleep();
         }
