@@ -66,8 +66,8 @@ pub use crate::{
     error::{ErrorKind, IoContext, TierError},
     memory::{MemoryConfig, MemoryTier},
     nvme::{
-        Eviction, Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier,
-        synthetic_digest, synthetic_store,
+        Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier, synthetic_digest,
+        synthetic_store,
     },
     op::{Completion, Op, OpId, Purpose, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},

@@ -38,8 +38,6 @@ pub struct NvmeConfig {
     pub threads: u32,
     /// What may be used. What is false here is not tried.
     pub allow: IoMode,
-    /// In which order chunks leave.
-    pub eviction: Eviction,
     /// Who moves the bytes.
     pub engine: IoEngine,
     /// For tools: nothing in the directory is mended, tidied or shrunk to the cap at open, and writes are refused.
@@ -47,19 +45,6 @@ pub struct NvmeConfig {
     pub look_only: bool,
     /// How long dropping the tier waits for what is in flight before it leaks it.
     pub drop_wait: Duration,
-}
-
-/// In which order the chunks of one size leave. The README compares them by traces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Eviction {
-    /// S3-FIFO: new chunks are on probation in a quarter of the space; those used again leave last.
-    #[default]
-    S3Fifo,
-    /// SIEVE: one queue, in which a used chunk is passed over once.
-    Sieve,
-    /// Least recently used first.
-    Lru,
 }
 
 /// Who moves an NVMe tier's bytes. The files are the same.
@@ -94,7 +79,6 @@ impl NvmeConfig {
             request_bytes_max: None,
             threads: 8,
             allow: IoMode::ALL,
-            eviction: Eviction::default(),
             engine: IoEngine::Own,
             look_only: false,
             drop_wait: Duration::from_secs(5),

@@ -3,19 +3,19 @@
 //! A slot goes Free -> Writing -> Live -> (Doomed ->) Wiping -> Free. Only a Free slot is written to, and a slot becomes
 //! Free only after its old header was overwritten. Each step is noted for the journal.
 
-mod digest_hash;
+mod chunks;
 mod filling;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use kv_chunk::Digest;
 
+use self::chunks::Chunks;
 pub(super) use self::filling::Scope;
 pub(super) use super::slots::{Place, Segment};
 use crate::{
     Held, Purpose,
     nvme::{
-        config::Eviction,
         files::SegmentFile,
         journal::Change,
         queues::{Queues, next},
@@ -23,9 +23,6 @@ use crate::{
         slots::{Slab, Slot, State},
     },
 };
-
-/// Chunks by digest: a digest is as good a hash as any, once it is mixed with a number that nobody can know.
-type Chunks = HashMap<Digest, Place, digest_hash::Seed>;
 
 /// A readable chunk.
 #[derive(Clone, Copy, Debug)]
@@ -68,25 +65,20 @@ pub(super) struct Index {
     taken_ids: u64,
     slots: u64,
     tick: u64,
-    policy: Eviction,
     /// What the journal does not know yet.
     pub(super) changes: Vec<Change>,
 }
 
 impl Index {
-    pub(super) fn new(policy: Eviction) -> Self {
-        Self { policy, ..Self::default() }
-    }
-
     pub(super) fn get(&self, digest: Digest) -> Option<Entry> {
-        let place = *self.chunks.get(&digest)?;
+        let place = self.chunks.get(&self.slab, digest)?;
         let slot = self.slab.slot(place)?;
         Some(Entry { place, held: slot.held() })
     }
 
     pub(super) fn chunks(&self) -> impl Iterator<Item = (Digest, Held)> {
-        let held = |place: &Place| self.slab.slot(*place).map(Slot::held);
-        self.chunks.iter().filter_map(move |(digest, place)| Some((*digest, held(place)?)))
+        let slots = self.chunks.places().filter_map(|place| self.slab.slot(place));
+        slots.map(|slot| (slot.digest, slot.held()))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -165,9 +157,8 @@ impl Index {
 
     fn enlist(&mut self, row: u32) {
         let Some(segment) = self.slab.get(row) else { return };
-        let policy = self.policy;
         let class = self.classes.entry(segment.geometry.record_bytes).or_insert_with(|| Class {
-            queues: Queues::new(policy),
+            queues: Queues::default(),
             with_free: BTreeSet::new(),
             free: 0,
             slots: 0,
@@ -233,7 +224,7 @@ impl Index {
         if let Some((slab, class)) = self.parts(place.row) {
             class.queues.insert(slab, place, tick);
         }
-        self.chunks.insert(digest, place);
+        self.chunks.insert(&self.slab, digest, place);
         self.note(place);
     }
 
@@ -260,11 +251,11 @@ impl Index {
 
     /// Counts a use of a chunk.
     pub(super) fn touch(&mut self, digest: Digest) {
-        let Some(&place) = self.chunks.get(&digest) else { return };
+        let Some(place) = self.chunks.get(&self.slab, digest) else { return };
         let tick = next(&mut self.tick);
         self.reslot(place, |slot| slot.used_at = tick);
         if let Some((slab, class)) = self.parts(place.row) {
-            class.queues.touch(slab, place, tick);
+            class.queues.touch(slab, place);
         }
     }
 
@@ -295,7 +286,7 @@ impl Index {
 
     /// Makes a chunk unreadable to make room for others.
     pub(super) fn evict(&mut self, digest: Digest) -> Option<Doomed> {
-        let place = *self.chunks.get(&digest)?;
+        let place = self.chunks.get(&self.slab, digest)?;
         let slot = *self.slab.slot(place)?;
         let (_, class) = self.parts(place.row)?;
         class.queues.note_evicted(&slot);
@@ -367,11 +358,12 @@ impl Index {
 
     /// Its slot is left in no state that counts: the caller sets the next.
     fn forget(&mut self, digest: Digest) -> Option<Place> {
-        let place = self.chunks.remove(&digest)?;
-        if let Some((slab, class)) = self.parts(place.row) {
-            class.queues.remove(slab, place);
-        }
+        let place = self.chunks.remove(&self.slab, digest)?;
+        let queue = self.slab.slot(place)?.queue;
         self.reslot(place, |slot| slot.state = State::Quarantined);
+        if let Some((slab, class)) = self.parts(place.row) {
+            class.queues.left(slab, queue);
+        }
         Some(place)
     }
 

@@ -54,7 +54,7 @@ use self::{
     room::Space,
 };
 pub use self::{
-    config::{Eviction, IoEngine, NvmeConfig},
+    config::{IoEngine, NvmeConfig},
     synthetic::{synthetic_digest, synthetic_store},
 };
 use crate::{

@@ -59,7 +59,7 @@ impl NvmeTier {
             backend: Some(chosen.backend),
             wake,
             wake_raised: false,
-            index: Index::new(config.eviction),
+            index: Index::default(),
             persist: None,
             space,
             reads: Default::default(),

@@ -1,13 +1,14 @@
-//! In which order the chunks of a class leave: S3-FIFO, or for comparison SIEVE or least recently used.
+//! In which order the chunks of a class leave: S3-FIFO. New chunks are on probation in a small queue; those that were
+//! used meanwhile go to the main queue, where each use lets them pass once more.
 //!
-//! Every operation takes constant time, amortized: a second chance uses up a hit.
+//! A queue also holds what has left it since: an entry counts only if its slot still says so. Every operation takes
+//! constant time, amortized: a second chance uses up a hit, and what has left is cleared away when it is the half.
+
+use std::collections::VecDeque;
 
 use kv_chunk::Digest;
 
-use crate::nvme::{
-    config::Eviction,
-    slots::{Place, Queue, Slab, Slot},
-};
+use crate::nvme::slots::{Place, Queue, Slab, Slot, State};
 
 /// Hits that are told apart.
 const HITS_MAX: u8 = 3;
@@ -15,70 +16,63 @@ const HITS_MAX: u8 = 3;
 const CHANCES_MAX: usize = 4096;
 /// The share of the chunks that are on probation: a quarter kept most hits in the traces that we have (README.md).
 const SMALL_PART: usize = 4;
+/// Entries that have left and are not worth a clearing.
+const LEFT_MIN: usize = 64;
 
-/// Chunks from the eldest to the youngest, linked through their slots.
-#[derive(Debug)]
-struct List {
-    head: Place,
-    tail: Place,
-    len: usize,
+/// Chunks from the eldest to the youngest.
+#[derive(Debug, Default)]
+struct Fifo {
+    /// Place, and tick of its arrival.
+    entries: VecDeque<(Place, u64)>,
+    live: usize,
 }
 
-impl Default for List {
-    fn default() -> Self {
-        Self { head: Place::NONE, tail: Place::NONE, len: 0 }
-    }
+fn is_in(slab: &Slab, queue: Queue, (place, queued_at): (Place, u64)) -> bool {
+    slab.slot(place).is_some_and(|slot| {
+        slot.state == State::Live && slot.queue == queue && slot.queued_at == queued_at
+    })
 }
 
-impl List {
-    fn push(&mut self, slab: &mut Slab, place: Place) {
-        let tail = std::mem::replace(&mut self.tail, place);
-        match slab.slot_mut(tail) {
-            Some(last) => last.next = place,
-            None => self.head = place,
-        }
-        if let Some(slot) = slab.slot_mut(place) {
-            (slot.prev, slot.next) = (tail, Place::NONE);
-        }
-        self.len += 1;
+impl Fifo {
+    fn push(&mut self, place: Place, queued_at: u64) {
+        self.entries.push_back((place, queued_at));
+        self.live += 1;
     }
 
-    fn remove(&mut self, slab: &mut Slab, place: Place) {
-        let Some(&Slot { prev, next, .. }) = slab.slot(place) else { return };
-        match slab.slot_mut(prev) {
-            Some(slot) => slot.next = next,
-            None => self.head = next,
+    /// One of its chunks has left it.
+    fn leave(&mut self, slab: &Slab, queue: Queue) {
+        self.live -= 1;
+        if self.entries.len() > 2 * self.live + LEFT_MIN {
+            self.entries.retain(|entry| is_in(slab, queue, *entry));
         }
-        match slab.slot_mut(next) {
-            Some(slot) => slot.prev = prev,
-            None => self.tail = prev,
+    }
+
+    /// The eldest chunk.
+    fn front(&mut self, slab: &Slab, queue: Queue) -> Option<Place> {
+        loop {
+            let entry = *self.entries.front()?;
+            if is_in(slab, queue, entry) {
+                return Some(entry.0);
+            }
+            self.entries.pop_front();
         }
-        self.len -= 1;
     }
 }
 
 /// The chunks of one class.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Queues {
-    policy: Eviction,
-    small: List,
-    main: List,
-    /// Where SIEVE looks next.
-    hand: Place,
+    small: Fifo,
+    main: Fifo,
     ghost: Ghost,
 }
 
 impl Queues {
-    pub(super) fn new(policy: Eviction) -> Self {
-        let (small, main) = (List::default(), List::default());
-        Self { policy, small, main, hand: Place::NONE, ghost: Ghost::default() }
-    }
-
     pub(super) fn len(&self) -> usize {
-        self.small.len + self.main.len
+        self.small.live + self.main.live
     }
 
-    fn list(&mut self, queue: Queue) -> &mut List {
+    fn fifo(&mut self, queue: Queue) -> &mut Fifo {
         match queue {
             Queue::Small => &mut self.small,
             Queue::Main => &mut self.main,
@@ -88,49 +82,37 @@ impl Queues {
     /// Takes in a chunk that became readable.
     pub(super) fn insert(&mut self, slab: &mut Slab, place: Place, tick: u64) {
         let Some(slot) = slab.slot(place) else { return };
-        let is_new = self.policy == Eviction::S3Fifo && !self.ghost.knows(slot.digest, self.len());
-        self.enter(slab, place, if is_new { Queue::Small } else { Queue::Main }, tick);
+        let is_known = self.ghost.knows(slot.digest, self.len());
+        self.enter(slab, place, if is_known { Queue::Main } else { Queue::Small }, tick);
     }
 
     /// Takes in a chunk as the youngest of the queue that its slot names: at open, from the eldest on.
-    pub(super) fn restore(&mut self, slab: &mut Slab, place: Place) {
-        let Some(slot) = slab.slot_mut(place) else { return };
-        if self.policy != Eviction::S3Fifo {
-            slot.queue = Queue::Main;
-        }
-        let queue = slot.queue;
-        self.list(queue).push(slab, place);
+    pub(super) fn restore(&mut self, place: Place, queue: Queue, queued_at: u64) {
+        self.fifo(queue).push(place, queued_at);
     }
 
     fn enter(&mut self, slab: &mut Slab, place: Place, queue: Queue, tick: u64) {
         if let Some(slot) = slab.slot_mut(place) {
             (slot.queue, slot.queued_at) = (queue, tick);
         }
-        self.list(queue).push(slab, place);
+        self.fifo(queue).push(place, tick);
     }
 
-    /// Takes a chunk out that is no longer readable.
-    pub(super) fn remove(&mut self, slab: &mut Slab, place: Place) {
-        let Some(&Slot { queue, next, .. }) = slab.slot(place) else { return };
-        if self.hand == place {
-            self.hand = next;
-        }
-        self.list(queue).remove(slab, place);
+    /// A chunk of this queue is no longer readable.
+    pub(super) fn left(&mut self, slab: &Slab, queue: Queue) {
+        self.fifo(queue).leave(slab, queue);
     }
 
     /// Remembers a victim that left on probation: if it comes back soon, it goes to the main queue.
     pub(super) fn note_evicted(&mut self, slot: &Slot) {
-        if self.policy == Eviction::S3Fifo && slot.queue == Queue::Small {
+        if slot.queue == Queue::Small {
             let chunks = self.len();
             self.ghost.add(slot.digest, chunks);
         }
     }
 
     /// Counts a use.
-    pub(super) fn touch(&mut self, slab: &mut Slab, place: Place, tick: u64) {
-        if self.policy == Eviction::Lru {
-            return self.renew(slab, place, tick);
-        }
+    pub(super) fn touch(&mut self, slab: &mut Slab, place: Place) {
         if let Some(slot) = slab.slot_mut(place) {
             slot.hits = (slot.hits + 1).min(HITS_MAX);
         }
@@ -138,50 +120,28 @@ impl Queues {
 
     /// The chunk to drop next.
     pub(super) fn candidate(&mut self, slab: &mut Slab, tick: &mut u64) -> Option<Place> {
-        match self.policy {
-            Eviction::Lru => slab.slot(self.main.head).map(|_| self.main.head),
-            Eviction::Sieve => self.sieve(slab),
-            Eviction::S3Fifo => self.s3_fifo(slab, tick),
-        }
-    }
-
-    fn sieve(&mut self, slab: &mut Slab) -> Option<Place> {
+        let mut candidate = None;
         for _ in 0..CHANCES_MAX {
-            if self.hand == Place::NONE {
-                self.hand = self.main.head;
-            }
-            let slot = slab.slot_mut(self.hand)?;
-            if slot.hits == 0 {
-                break;
-            }
-            slot.hits = 0;
-            self.hand = slot.next;
-        }
-        if self.hand == Place::NONE {
-            self.hand = self.main.head;
-        }
-        slab.slot(self.hand).map(|_| self.hand)
-    }
-
-    fn s3_fifo(&mut self, slab: &mut Slab, tick: &mut u64) -> Option<Place> {
-        let mut place = Place::NONE;
-        for _ in 0..CHANCES_MAX {
-            let small_is_due = self.small.len * SMALL_PART >= self.len() || self.main.len == 0;
-            place = if small_is_due { self.small.head } else { self.main.head };
+            let small_is_due = self.small.live * SMALL_PART >= self.len() || self.main.live == 0;
+            let queue = if small_is_due { Queue::Small } else { Queue::Main };
+            let place = self.fifo(queue).front(slab, queue)?;
+            candidate = Some(place);
             let slot = slab.slot_mut(place)?;
             if slot.hits == 0 {
                 break;
             }
-            slot.hits = if slot.queue == Queue::Small { 0 } else { slot.hits - 1 };
+            slot.hits = if queue == Queue::Small { 0 } else { slot.hits - 1 };
             self.renew(slab, place, next(tick));
         }
-        slab.slot(place).map(|_| place)
+        candidate
     }
 
     /// Makes a chunk the youngest of the main queue: it was used, or may not be dropped now.
     pub(super) fn renew(&mut self, slab: &mut Slab, place: Place, tick: u64) {
-        self.remove(slab, place);
+        let Some(slot) = slab.slot(place) else { return };
+        let before = slot.queue;
         self.enter(slab, place, Queue::Main, tick);
+        self.left(slab, before);
     }
 }
 

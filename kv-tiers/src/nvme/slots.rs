@@ -16,11 +16,6 @@ pub(super) struct Place {
     pub(super) slot: u32,
 }
 
-impl Place {
-    /// No slot: the end of a list.
-    pub(super) const NONE: Self = Self { row: u32::MAX, slot: u32::MAX };
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Free,
@@ -49,12 +44,8 @@ pub(super) struct Slot {
     pub(super) write_id: [u8; 16],
     /// Tick of its last use.
     pub(super) used_at: u64,
-    /// Tick of its arrival in its queue.
+    /// Tick of its arrival in its queue, which no other chunk of the queue has.
     pub(super) queued_at: u64,
-    /// Its elder in its queue.
-    pub(super) prev: Place,
-    /// The next younger one.
-    pub(super) next: Place,
     pub(super) payload_bytes: u32,
     pub(super) readers: u32,
     pub(super) state: State,
@@ -70,8 +61,6 @@ impl Slot {
         write_id: [0; 16],
         used_at: 0,
         queued_at: 0,
-        prev: Place::NONE,
-        next: Place::NONE,
         payload_bytes: 0,
         readers: 0,
         state: State::Free,

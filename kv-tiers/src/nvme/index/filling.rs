@@ -1,13 +1,11 @@
 //! Filling the index at open: segments, then slots, then all that follows from them.
 
-use std::collections::hash_map;
-
-use super::{Chunks, Index};
+use super::Index;
 use crate::nvme::{
     class_of,
     files::SegmentFile,
     segment::Geometry,
-    slots::{Place, Segment, Slab, Slot, State},
+    slots::{Place, Segment, Slot, State},
 };
 
 /// Which headers are read at open.
@@ -87,38 +85,36 @@ impl Index {
     /// Builds everything else from the slots. Returns the slots to wipe.
     pub(in crate::nvme) fn settle_recovery(&mut self) -> Vec<Place> {
         self.classes.clear();
-        self.chunks.clear();
-        self.chunks.reserve(usize::try_from(self.slots).unwrap_or(0));
-        let mut wipes = Vec::new();
-        let mut order = Vec::new();
-        for &row in self.rows.values() {
-            let slots = self.slab.get(row).map_or(0, |segment| segment.geometry.slots);
-            for place in (0..slots).map(|slot| Place { row, slot }) {
-                match self.slab.slot(place).map(|slot| slot.state) {
-                    Some(State::Live) => wipes.extend(unify(&mut self.chunks, &self.slab, place)),
-                    Some(State::Wiping) => wipes.push(place),
-                    _ => {}
-                }
-            }
-        }
+        let slots = self.rows.values().flat_map(|&row| {
+            let slots = self.slab.get(row).map_or(&[][..], |segment| &segment.slots);
+            (0..).zip(slots).map(move |(slot, state)| (Place { row, slot }, state.state))
+        });
+        let in_state = |wanted| slots.clone().filter(move |(_, state)| *state == wanted);
+        let mut wipes: Vec<Place> = in_state(State::Wiping).map(|(place, _)| place).collect();
+        let live = in_state(State::Live).map(|(place, _)| place);
+        wipes.extend(self.chunks.fill(&self.slab, live));
         for &place in &wipes {
-            let slot = Slot::in_state(State::Wiping);
             if let Some(known) = self.slab.slot_mut(place) {
-                *known = slot;
+                *known = Slot::in_state(State::Wiping);
             }
         }
+        let mut order = Vec::new();
         let rows: Vec<u32> = self.rows.values().copied().collect();
         for &row in &rows {
             self.slab.get_mut(row).map(Segment::recount);
             self.enlist(row);
             let Some(segment) = self.slab.get(row) else { continue };
             let live = (0..).zip(&segment.slots).filter(|(_, slot)| slot.state == State::Live);
-            order.extend(live.map(|(number, slot)| (slot.queued_at, Place { row, slot: number })));
+            order.extend(
+                live.map(|(number, slot)| {
+                    (slot.queued_at, slot.queue, Place { row, slot: number })
+                }),
+            );
         }
-        order.sort_by_key(|(queued_at, _)| *queued_at);
-        for (_, place) in order {
-            if let Some((slab, class)) = self.parts(place.row) {
-                class.queues.restore(slab, place);
+        order.sort_by_key(|(queued_at, ..)| *queued_at);
+        for (queued_at, queue, place) in order {
+            if let Some((_, class)) = self.parts(place.row) {
+                class.queues.restore(place, queue, queued_at);
             }
         }
         for place in &wipes {
@@ -127,23 +123,5 @@ impl Index {
             }
         }
         wipes
-    }
-}
-
-/// Enters a chunk. Of two copies, which a kill between a removal and its wipe leaves, the younger stays: the other.
-fn unify(chunks: &mut Chunks, slab: &Slab, place: Place) -> Option<Place> {
-    let slot = slab.slot(place)?;
-    match chunks.entry(slot.digest) {
-        hash_map::Entry::Vacant(vacant) => {
-            vacant.insert(place);
-            None
-        }
-        hash_map::Entry::Occupied(mut occupied) => {
-            let known = slab.slot(*occupied.get()).map_or(0, |known| known.used_at);
-            if slot.used_at <= known {
-                return Some(place);
-            }
-            Some(occupied.insert(place))
-        }
     }
 }
