@@ -96,7 +96,7 @@ fn open_for_tool(
         return Ok(Opened { tier, findings: Vec::new(), torn_slots: 0, newer_chunks: 0 });
     }
     let mut config = nvme_config(tier, tier.capacity.unwrap_or_default().0)?;
-    config.look_only = look_only;
+    (config.look_only, config.read_all_headers) = (look_only, true);
     let opened = NvmeTier::open(config, &arenas, now_ns())
         .map_err(|source| EngineError::Tier { name: tier.name.clone(), source })?;
     let (findings, detail) = (opened.findings().to_vec(), opened.detail());

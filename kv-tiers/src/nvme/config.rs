@@ -43,6 +43,8 @@ pub struct NvmeConfig {
     /// For tools: nothing in the directory is mended, tidied or shrunk to the cap at open, and writes are refused.
     /// `remove` works.
     pub look_only: bool,
+    /// For tools: the header of every slot is read at open, whatever the index files say. So does `look_only`.
+    pub read_all_headers: bool,
     /// How long dropping the tier waits for what is in flight before it leaks it.
     pub drop_wait: Duration,
 }
@@ -81,6 +83,7 @@ impl NvmeConfig {
             allow: IoMode::ALL,
             engine: IoEngine::Own,
             look_only: false,
+            read_all_headers: false,
             drop_wait: Duration::from_secs(5),
         }
     }

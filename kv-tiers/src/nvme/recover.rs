@@ -33,7 +33,8 @@ impl NvmeTier {
         let loaded = warm::load(&self.config.directory, &mut store_uuid, &mut self.index);
         self.space.store_uuid = store_uuid.unwrap_or(self.space.store_uuid);
         self.report(&loaded);
-        let scope = if self.config.look_only { Scope::All } else { Scope::Unknown };
+        let reads_all = self.config.look_only || self.config.read_all_headers;
+        let scope = if reads_all { Scope::All } else { Scope::Unknown };
         if !self.config.look_only {
             self.finish_giving_up(&loaded);
         }
@@ -99,7 +100,7 @@ impl NvmeTier {
             return;
         }
         let mut persist = Persist::new(directory, uuid, loaded, &self.index);
-        if all_told && persist.is_writing() {
+        if all_told && persist.is_writing() && !self.config.read_all_headers {
             scanned.iter().chain(wipes).for_each(|place| self.index.note(*place));
             persist.flush(&mut self.index, &self.wake);
         } else {
