@@ -65,10 +65,7 @@ pub use crate::{
     arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Slot},
     error::{ErrorKind, IoContext, TierError},
     memory::{MemoryConfig, MemoryTier},
-    nvme::{
-        Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier, synthetic_digest,
-        synthetic_store,
-    },
+    nvme::{Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier, synthetic},
     op::{Completion, Op, OpId, Purpose, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
     shared::{Modes, PublishBy, SharedConfig, SharedDetail, SharedTier},

@@ -6,7 +6,7 @@ mod nvme_support;
 
 use std::time::{Duration, Instant};
 
-use kv_tiers::{NvmeConfig, NvmeTier, Tier, synthetic_digest, synthetic_store};
+use kv_tiers::{NvmeConfig, NvmeTier, Tier, synthetic};
 use nvme_support::{KIB, arena, on_disk};
 
 /// Time that this thread had a CPU: other processes do not add to it.
@@ -20,7 +20,7 @@ fn cpu_time() -> Duration {
 fn a_million_chunks_start_from_the_snapshot_alone() {
     let chunks = 1_000_000;
     let directory = on_disk();
-    synthetic_store(directory.path(), chunks, 4 * KIB, 64).unwrap();
+    synthetic::store(directory.path(), chunks, 4 * KIB, 64).unwrap();
     let config = NvmeConfig::new("nvme", directory.path(), 16 << 30);
     let arena = arena();
     let (before, cpu_before) = (Instant::now(), cpu_time());
@@ -30,9 +30,9 @@ fn a_million_chunks_start_from_the_snapshot_alone() {
     assert_eq!(tier.detail().scanned_slots, 0, "headers were read");
     assert_eq!(tier.stats().recovered_chunks, chunks);
     for number in [0, 1, chunks / 2, chunks - 1] {
-        let held = tier.contains(synthetic_digest(number)).unwrap();
+        let held = tier.contains(synthetic::digest(number)).unwrap();
         assert_eq!(held.payload_bytes, 4 * KIB);
         assert_eq!(held.write_id.get(), u128::from(number));
     }
-    assert_eq!(tier.contains(synthetic_digest(chunks)), None);
+    assert_eq!(tier.contains(synthetic::digest(chunks)), None);
 }

@@ -38,6 +38,14 @@ pub struct NvmeConfig {
     pub threads: u32,
     /// What may be used. What is false here is not tried.
     pub allow: IoMode,
+    /// Free space that the file system shall keep, in bytes, whoever else uses it: 0 for none. No segment is made below
+    /// it, and segments are given up for it when something is written.
+    pub min_free_bytes: u64,
+    /// Once less of the slots of a size than this are free (in thousandths of them that are in use), and no segment more
+    /// fits, chunks are dropped ahead of writes, a few a poll ...
+    pub high_watermark_permille: u32,
+    /// ... until so many are in use.
+    pub low_watermark_permille: u32,
     /// Who moves the bytes.
     pub engine: IoEngine,
     /// For tools: nothing in the directory is mended, tidied or shrunk to the cap at open, and writes are refused.
@@ -81,6 +89,9 @@ impl NvmeConfig {
             request_bytes_max: None,
             threads: 8,
             allow: IoMode::ALL,
+            min_free_bytes: 0,
+            high_watermark_permille: 990,
+            low_watermark_permille: 980,
             engine: IoEngine::Own,
             look_only: false,
             read_all_headers: false,
@@ -103,6 +114,11 @@ impl NvmeConfig {
         if self.capacity_bytes / self.segment_bytes() > SEGMENTS_MAX as u64 {
             let problem = format!("more than {SEGMENTS_MAX} segment files within the cap");
             return fail("segment_bytes", problem, "use larger segments");
+        }
+        let (low, high) = (self.low_watermark_permille, self.high_watermark_permille);
+        if low > high || high > 1000 || low == 0 {
+            let problem = format!("watermarks of {low} and {high} thousandths");
+            return fail("low_watermark_permille", problem, "use 1 <= low <= high <= 1000");
         }
         if self.payload_bytes_max > MAX_PAYLOAD_BYTES {
             let problem = format!("a chunk holds at most {MAX_PAYLOAD_BYTES} bytes");

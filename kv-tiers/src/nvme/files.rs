@@ -15,6 +15,7 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise},
+    sys::statvfs::statvfs,
 };
 
 use crate::{
@@ -257,6 +258,12 @@ fn look_at(path: &Path, direct: bool) -> Found {
         }
         Err(NotASegment::Damaged(what)) => Found::Damaged(path.to_owned(), what),
     }
+}
+
+/// Free space of the file system, for one who is not root; `None` if it does not say.
+pub(super) fn available_bytes(directory: &Path) -> Option<u64> {
+    let about = statvfs(directory).ok()?;
+    Some(about.blocks_available().saturating_mul(about.fragment_size()))
 }
 
 /// Removes a file of the store; one that is already gone is fine.

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kv_chunk::Digest;
 
 use self::chunks::Chunks;
-pub(super) use self::filling::Scope;
+pub(super) use self::filling::{Scope, Settled};
 pub(super) use super::slots::{Place, Segment};
 use crate::{
     Held, Purpose,

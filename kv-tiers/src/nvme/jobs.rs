@@ -112,12 +112,10 @@ impl NvmeTier {
                 waiting.push_back(write);
                 continue;
             }
-            match self.find_room(
-                class_of(write.record.header().payload_bytes()),
-                guard,
-                completions,
-            ) {
+            let record_bytes = class_of(write.record.header().payload_bytes());
+            match self.find_room(record_bytes, guard, completions) {
                 Room::Now(place) => {
+                    self.note_slot_taken(record_bytes);
                     self.writing.insert(digest);
                     self.start_write(write.id, place, write.record);
                 }

@@ -4,6 +4,7 @@
 
 mod backend;
 mod config;
+mod drain;
 mod evict;
 #[cfg(test)]
 mod fault_tests;
@@ -29,7 +30,8 @@ mod room;
 mod segment;
 mod slots;
 mod snapshot;
-mod synthetic;
+#[doc(hidden)]
+pub mod synthetic;
 mod threads;
 mod transfer;
 mod warm;
@@ -45,17 +47,15 @@ use std::{
 use kv_chunk::Digest;
 use nix::sys::eventfd::EventFd;
 
+pub use self::config::{IoEngine, NvmeConfig};
 use self::{
     backend::{Backend, Ended, Sending},
+    drain::Drain,
     index::{Doomed, Index},
     jobs::Job,
     lock::DirectoryLock,
     persist::Persist,
     room::Space,
-};
-pub use self::{
-    config::{IoEngine, NvmeConfig},
-    synthetic::{synthetic_digest, synthetic_store},
 };
 use crate::{
     Capabilities, Completion, EvictionGuard, Held, Op, ReadOp, RejectReason, Rejected, Tier,
@@ -130,6 +130,7 @@ pub struct NvmeTier {
     /// `None` until the index is known.
     persist: Option<Persist>,
     space: Space,
+    drain: Drain,
     reads: VecDeque<ReadOp>,
     writes: VecDeque<WriteOp>,
     /// Chunks whose write has begun.
@@ -286,9 +287,16 @@ impl Tier for NvmeTier {
         backend::silence(&self.wake);
         self.wake_raised = false;
         self.pump(guard, completions);
+        let mut goes_on = false;
+        if !self.hold_writes && !self.drain.is_idle() {
+            goes_on = self.drain(guard, completions);
+            // What it dropped is to be wiped; the end of that wakes.
+            self.pump(guard, completions);
+        }
         self.write_journal();
         let persist = self.persist.as_mut();
-        if persist.is_some_and(|persist| persist.step(&self.index)) {
+        goes_on |= persist.is_some_and(|persist| persist.step(&self.index));
+        if goes_on {
             return Some(now_ns);
         }
         let refused = self.backend.as_ref().is_some_and(|backend| backend.was_refused());

@@ -62,6 +62,7 @@ impl NvmeTier {
             index: Index::default(),
             persist: None,
             space,
+            drain: Default::default(),
             reads: Default::default(),
             writes: Default::default(),
             writing: Default::default(),

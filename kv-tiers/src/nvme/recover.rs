@@ -11,7 +11,7 @@ use crate::{
         backend::Ended,
         class_of,
         files::{self, Found},
-        index::{Place, Scope, Segment},
+        index::{Place, Scope, Segment, Settled},
         open::wait_for,
         persist::Persist,
         segment::{BLOCK_LEN, Page},
@@ -41,7 +41,8 @@ impl NvmeTier {
         let scanned = self.index.slots_to_scan(scope);
         self.detail.scanned_slots = scanned.len() as u64;
         self.scan_slots(&scanned)?;
-        let wipes = self.index.settle_recovery();
+        let Settled { wipes, copies } = self.index.settle_recovery();
+        self.detail.torn_slots += copies;
         self.begin_persisting(loaded, &scanned, &wipes);
         if self.config.look_only {
             self.measure_space();

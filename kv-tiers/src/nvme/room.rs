@@ -229,7 +229,7 @@ impl NvmeTier {
         self.measure_space();
     }
 
-    fn settle_dropped(&mut self, dropped: Dropped, completions: &mut Vec<Completion>) {
+    pub(super) fn settle_dropped(&mut self, dropped: Dropped, completions: &mut Vec<Completion>) {
         self.stats.evictions += dropped.digests.len() as u64;
         completions
             .extend(dropped.digests.into_iter().map(|digest| Completion::Evicted { digest }));
@@ -247,16 +247,27 @@ impl NvmeTier {
         }
     }
 
-    /// Adds a segment of this class if one fits below the cap. False: none fits.
-    fn grow(&mut self, record_bytes: u64) -> Result<bool, TierError> {
+    /// Whether a segment more fits below the cap, from what is known without a look.
+    pub(super) fn may_grow(&self, record_bytes: u64) -> bool {
         let id = self.index.next_segment_id();
         let may = self.index.segment_count() < SEGMENTS_MAX;
+        may && self.space.next_segment(id, record_bytes).is_some()
+    }
+
+    /// Adds a segment of this class if one fits below the cap and above the floor. False: none fits.
+    fn grow(&mut self, record_bytes: u64) -> Result<bool, TierError> {
+        let id = self.index.next_segment_id();
         // A quick look first: measuring reads the directory.
-        if !may || self.space.next_segment(id, record_bytes).is_none() {
+        if !self.may_grow(record_bytes) {
             return Ok(false);
         }
         self.measure_space();
         let Some(geometry) = self.space.next_segment(id, record_bytes) else { return Ok(false) };
+        let floor = self.config.min_free_bytes;
+        let available = || files::available_bytes(&self.config.directory);
+        if floor > 0 && available().is_some_and(|it| it < floor + geometry.bound_bytes()) {
+            return Ok(false);
+        }
         let mut made = self.make_segment(&geometry)?;
         if let Some(errno) = made.sparse {
             self.note_fallback("reserved space", &format!("fallocate: {errno}; files are sparse"));

@@ -224,6 +224,18 @@ impl Driver {
         panic!("ops stay in flight: {:?}", self.tier);
     }
 
+    /// Polls until no op is in flight; wipes may be.
+    pub(crate) fn settle_quickly(&mut self, guard: &dyn EvictionGuard) {
+        for _ in 0..1_500 {
+            self.poll(guard);
+            if self.tier.in_flight() == 0 {
+                return;
+            }
+            self.sleep();
+        }
+        panic!("ops stay in flight: {:?}", self.tier);
+    }
+
     pub(crate) fn settle(&mut self) {
         self.settle_with(&Unguarded);
     }

@@ -16,6 +16,15 @@ pub(in crate::nvme) enum Scope {
     All,
 }
 
+/// What is left to do after filling.
+#[derive(Debug)]
+pub(in crate::nvme) struct Settled {
+    /// Slots to wipe.
+    pub(in crate::nvme) wipes: Vec<Place>,
+    /// How many of them hold a chunk that another slot holds too.
+    pub(in crate::nvme) copies: u64,
+}
+
 impl Index {
     /// Adds a segment of whose slots nothing is known.
     pub(in crate::nvme) fn recover_segment(
@@ -82,8 +91,8 @@ impl Index {
         places
     }
 
-    /// Builds everything else from the slots. Returns the slots to wipe.
-    pub(in crate::nvme) fn settle_recovery(&mut self) -> Vec<Place> {
+    /// Builds everything else from the slots.
+    pub(in crate::nvme) fn settle_recovery(&mut self) -> Settled {
         self.classes.clear();
         let slots = self.rows.values().flat_map(|&row| {
             let slots = self.slab.get(row).map_or(&[][..], |segment| &segment.slots);
@@ -92,7 +101,9 @@ impl Index {
         let in_state = |wanted| slots.clone().filter(move |(_, state)| *state == wanted);
         let mut wipes: Vec<Place> = in_state(State::Wiping).map(|(place, _)| place).collect();
         let live = in_state(State::Live).map(|(place, _)| place);
-        wipes.extend(self.chunks.fill(&self.slab, live));
+        let copies = self.chunks.fill(&self.slab, live);
+        let copies_count = copies.len() as u64;
+        wipes.extend(copies);
         for &place in &wipes {
             if let Some(known) = self.slab.slot_mut(place) {
                 *known = Slot::in_state(State::Wiping);
@@ -122,6 +133,6 @@ impl Index {
                 class.leaving += 1;
             }
         }
-        wipes
+        Settled { wipes, copies: copies_count }
     }
 }
