@@ -122,7 +122,12 @@ fn another_chunk_size_gets_its_share_and_leased_chunks_survive() {
             assert!(du(directory.path()) <= cap);
         }
         let held = driver.held(100_000..number).len() as u64 * second;
-        assert!(held >= cap / 2, "{held} bytes of {second} after {first}");
+        let rest = driver.held(0..count).len();
+        let stats = (driver.tier.stats(), driver.tier.detail());
+        assert!(
+            held >= cap / 2,
+            "{held} bytes of {second} after {first}: {rest} of {count}, {stats:?}"
+        );
         numbers.iter().for_each(|&number| driver.check(number, first));
     }
 }

@@ -7,6 +7,7 @@ use crate::{
         NvmeTier,
         evict::{self, Dropped},
         files,
+        room::Took,
     },
 };
 
@@ -85,10 +86,10 @@ impl NvmeTier {
                 return false;
             }
             let mut dropped = Dropped::default();
-            let index = &mut self.index;
-            let took = evict::drop_coldest_chunk(index, record_bytes, guard, &mut dropped);
+            // Colder segments of other sizes go first, as for a write.
+            let took = self.make_room(record_bytes, guard, &mut dropped);
             self.settle_dropped(dropped, completions);
-            if !took {
+            if took == Took::Nothing {
                 return false;
             }
         }

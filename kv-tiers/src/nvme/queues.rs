@@ -150,38 +150,45 @@ pub(super) fn next(tick: &mut u64) -> u64 {
     *tick
 }
 
-/// Chunks that were dropped lately: for as many further drops as there are chunks. Fingerprints in a table in which a
-/// later one takes an earlier one's place; a mistake costs a place in the queue.
+/// Chunks that were dropped lately: for as many further drops as there are chunks. Fingerprints in small sets, of which
+/// the eldest gives way; a mistake costs a place in the queue.
 #[derive(Debug, Default)]
 struct Ghost {
     /// Fingerprint, and number of the drop.
-    table: Vec<(u32, u32)>,
+    sets: Vec<[(u32, u32); SET]>,
     drops: u32,
 }
+
+/// Fingerprints in a set of the ghost.
+const SET: usize = 8;
 
 impl Ghost {
     fn split(&self, digest: Digest) -> Option<(usize, u32)> {
         let [a, b, c, d, e, f, g, h, ..] = digest.to_bytes();
         let place = u32::from_le_bytes([a, b, c, d]) as usize;
-        Some((place & self.table.len().checked_sub(1)?, u32::from_le_bytes([e, f, g, h])))
+        Some((place & self.sets.len().checked_sub(1)?, u32::from_le_bytes([e, f, g, h])))
+    }
+
+    fn age(&self, drop: u32) -> usize {
+        if drop == 0 { usize::MAX } else { self.drops.wrapping_sub(drop) as usize }
     }
 
     fn add(&mut self, digest: Digest, chunks: usize) {
-        let wanted = (chunks * 2).next_power_of_two().max(16);
-        if wanted > self.table.len() {
-            self.table = vec![(0, 0); wanted];
+        let wanted = (chunks * 3 / 2 / SET).next_power_of_two();
+        if wanted > self.sets.len() {
+            self.sets = vec![[(0, 0); SET]; wanted];
             self.drops = 0;
         }
-        self.drops = self.drops.wrapping_add(1);
-        if let Some((at, fingerprint)) = self.split(digest) {
-            self.table[at] = (fingerprint, self.drops);
-        }
+        self.drops = self.drops.wrapping_add(1).max(1);
+        let Some((at, fingerprint)) = self.split(digest) else { return };
+        let eldest = (0..SET).max_by_key(|&way| self.age(self.sets[at][way].1)).unwrap_or(0);
+        self.sets[at][eldest] = (fingerprint, self.drops);
     }
 
     fn knows(&self, digest: Digest, chunks: usize) -> bool {
         let Some((at, fingerprint)) = self.split(digest) else { return false };
-        let (known, drop) = self.table[at];
-        let age = self.drops.wrapping_sub(drop) as usize;
-        drop != 0 && known == fingerprint && age < chunks
+        let is_known =
+            |&(known, drop): &(u32, u32)| known == fingerprint && self.age(drop) < chunks;
+        self.sets[at].iter().any(is_known)
     }
 }

@@ -190,7 +190,7 @@ impl NvmeTier {
         available
     }
 
-    fn make_room(
+    pub(super) fn make_room(
         &mut self,
         record_bytes: u64,
         guard: &dyn EvictionGuard,
@@ -336,7 +336,8 @@ impl NvmeTier {
 }
 
 /// What making room brought.
-enum Took {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Took {
     Slot,
     Segment,
     Nothing,
