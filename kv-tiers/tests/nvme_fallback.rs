@@ -253,6 +253,45 @@ assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0
 os.execv(sys.argv[1], sys.argv[1:])
 ";
 
+/// Denies a system call with an errno, then becomes the program.
+fn denying(call: u32, errno: u32) -> String {
+    DENY_RING
+        .replace("0, 1, 425", &format!("0, 1, {call}"))
+        .replace("0x00050001", &format!("{:#x}", 0x0005_0000 + errno))
+}
+
+#[test]
+fn without_fallocate_files_are_sparse_and_the_cap_holds() {
+    if let Some(directory) = env::var_os(CHILD) {
+        let place = Path::new(&directory);
+        let mut config = config(place, IoMode::ALL);
+        config.capacity_bytes = 16 * MIB;
+        config.segment_bytes = Some(4 * MIB);
+        let mut driver = Driver::open(config.clone());
+        for number in 0..40 {
+            driver.write(number, MIB);
+            assert!(nvme_support::du(place) <= 16 * MIB);
+        }
+        let told = driver.tier.stats().fallbacks;
+        assert!(told.len() == 1 && told[0].starts_with("reserved space not used: "), "{told:?}");
+        drop(driver);
+        let mut driver = Driver::open(config);
+        let held = driver.held(0..40);
+        assert!(held.len() >= 12, "{held:?}");
+        held.into_iter().for_each(|number| driver.check(number, MIB));
+        return;
+    }
+    let directory = on_disk();
+    let test = "without_fallocate_files_are_sparse_and_the_cap_holds";
+    run_child(test, directory.path(), |program| {
+        let mut command = Command::new("python3");
+        // fallocate: not supported, as NFS before 4.2 and some FUSE file systems say.
+        let denied = denying(285, 95);
+        command.args(["-c", &denied]).arg(program);
+        command
+    });
+}
+
 #[test]
 fn io_uring_denied_means_threads() {
     if let Some((mode, fallbacks)) = chosen_in_child() {

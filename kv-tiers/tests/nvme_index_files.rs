@@ -304,3 +304,68 @@ fn a_journal_that_cannot_be_written_costs_the_index_files_and_no_chunk() {
     assert_eq!(again.held(0..900), held);
     assert_eq!(again.tier.detail().scanned_slots, 0, "they are kept again");
 }
+
+/// What a kill leaves: a snapshot of eight chunks, and a journal of a removal, an eviction-free write and a new segment.
+fn golden_store(directory: &Path) {
+    let store = on_disk();
+    let config = || {
+        let mut config = NvmeConfig::new("nvme", store.path(), MIB);
+        config.segment_bytes = Some(4 * 8 * KIB + 4 * KIB);
+        config
+    };
+    let mut driver = Driver::open(config());
+    (0..3).for_each(|number| driver.write(number, 4 * KIB));
+    driver.check(1, 4 * KIB);
+    drop(driver);
+    let mut driver = Driver::open(config());
+    assert!(driver.tier.remove(digest(0), 0));
+    driver.settle();
+    (3..6).for_each(|number| driver.write(number, 4 * KIB));
+    let killed = copy_as_killed(store.path());
+    fs::create_dir_all(directory).unwrap();
+    for entry in fs::read_dir(killed.path()).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name() != "LOCK" {
+            fs::copy(entry.path(), directory.join(entry.file_name())).unwrap();
+        }
+    }
+}
+
+/// Bytes of an index file without what differs from store to store: its number, and the checksums of that.
+fn comparable(path: &Path) -> Vec<u8> {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[12..16].fill(0);
+    bytes[24..40].fill(0);
+    if path.extension().is_some_and(|end| end == "log") {
+        bytes[40..44].fill(0);
+        bytes.chunks_mut(64).skip(1).for_each(|record| record[..4].fill(0));
+    }
+    bytes
+}
+
+/// `KV_TIERS_WRITE_GOLDEN=1` makes the files anew, for a new version of the format in a new directory.
+#[test]
+fn index_files_of_version_1_are_read_and_still_written_the_same() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/nvme-index-v1");
+    if std::env::var_os("KV_TIERS_WRITE_GOLDEN").is_some() && !golden.exists() {
+        golden_store(&golden);
+    }
+    let copy = copy_as_killed(&golden);
+    let mut config = NvmeConfig::new("nvme", copy.path(), MIB);
+    config.segment_bytes = Some(4 * 8 * KIB + 4 * KIB);
+    let mut driver = Driver::open(config);
+    assert_eq!(driver.tier.detail().scanned_slots, 0);
+    assert_eq!(driver.held(0..10), [1, 2, 3, 4, 5]);
+    (1..6).for_each(|number| driver.check(number, 4 * KIB));
+    drop(driver);
+
+    let fresh = on_disk();
+    golden_store(fresh.path());
+    for path in index_files(&golden) {
+        let written = comparable(&fresh.path().join(path.file_name().unwrap()));
+        assert!(
+            written == comparable(&path),
+            "{path:?}: the writer makes other bytes than version 1"
+        );
+    }
+}

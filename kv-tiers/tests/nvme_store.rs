@@ -227,6 +227,8 @@ fn a_second_opener_is_told_who_has_the_directory() {
     let first = Driver::open(small(&directory));
     let Err(error) = Driver::try_open(small(&directory)) else { panic!("opened twice") };
     assert!(matches!(error, TierError::Locked { pid, .. } if pid == std::process::id()), "{error}");
+    let words = [directory.path().display().to_string(), format!("pid {}", std::process::id())];
+    assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}");
     drop(first);
     Driver::open(small(&directory));
 }

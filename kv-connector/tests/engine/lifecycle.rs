@@ -70,7 +70,8 @@ fn files_survive_a_restart_and_the_cap_holds_over_runs() {
         let resident = engine.lookup(&new).hits().iter().filter(|&&hit| hit).count();
         let (report, _) = load(&engine, &new);
         assert_eq!(report.hits(), resident as u64, "{report:?}");
-        assert!(report.hits() >= 12, "{report:?}");
+        // Those on probation have a quarter of about 24 places.
+        assert!(report.hits() >= 5, "{report:?}");
         let old = keys(0..run * 20);
         let lease = engine.lookup(&old);
         let resident = lease.hits().iter().filter(|&&hit| hit).count();
