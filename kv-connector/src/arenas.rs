@@ -32,11 +32,16 @@ impl Arenas {
             arena.lock = engine.lock_memory;
             Arena::new(arena).map_err(|source| EngineError::Arena { purpose, source })
         };
-        Ok(Self {
+        let arenas = Self {
             reads: make("reads", cache_slots.saturating_add(slots(buffer).max(1)))?,
             staging: make("staging", slots(engine.staging.0))?,
             cache_slots,
-        })
+        };
+        let unlocked = [&arenas.reads, &arenas.staging].iter().any(|it| !it.stats().locked);
+        if engine.lock_memory && unlocked {
+            tracing::warn!("memory is not locked: raise RLIMIT_MEMLOCK, or do not ask for it");
+        }
+        Ok(arenas)
     }
 }
 

@@ -1,13 +1,29 @@
 //! The one clock: below this crate, time is an argument.
 
-use std::{sync::OnceLock, time::Instant};
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
 
 static ORIGIN: OnceLock<Instant> = OnceLock::new();
+
+/// Time that [`jump_clock`] added: written by tests only, read with every time. Relaxed: nothing is published with it.
+static JUMPED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// For tests: as if so much time had passed at once, as after a suspension of the machine.
+#[doc(hidden)]
+pub fn jump_clock(by_ns: u64) {
+    JUMPED_NS.fetch_add(by_ns, Ordering::Relaxed);
+}
 
 /// Nanoseconds since this process first asked: what tiers made by the caller are opened with.
 pub fn now_ns() -> u64 {
     let elapsed = ORIGIN.get_or_init(Instant::now).elapsed();
-    u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+    let ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+    ns.saturating_add(JUMPED_NS.load(Ordering::Relaxed))
 }
 
 pub(crate) fn ns_from_ms(ms: u64) -> u64 {

@@ -273,9 +273,6 @@ fn register(shared: &Shared, id: TierId, tier: &dyn Tier) {
         used_bytes = stats.used_bytes,
         "tier opened"
     );
-    for fallback in &stats.fallbacks {
-        tracing::warn!(tier = name, fallback, "fallback");
-    }
 }
 
 impl From<Refused> for StoreRefusal {

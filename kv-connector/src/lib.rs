@@ -63,7 +63,7 @@ mod want;
 
 pub use crate::{
     arenas::Arenas,
-    clock::now_ns,
+    clock::{jump_clock, now_ns},
     config::SharedSection,
     config::{Config, EngineConfig, TailPolicy, ThrottleSection, TierConfig, TierKind},
     engine::Engine,

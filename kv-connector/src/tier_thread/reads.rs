@@ -5,8 +5,8 @@ use std::{ops::Range, sync::atomic::Ordering};
 use kv_chunk::{Digest, HeaderError};
 use kv_router::{BreakerState, Claim, Duplicates, Failure};
 use kv_tiers::{
-    Corruption, ErrorKind, Op, OpId, Piece, Purpose, ReadDone, ReadOp, RejectReason, Rejected,
-    Slot, TierError,
+    Corruption, ErrorKind, Held, Op, OpId, Piece, Purpose, ReadDone, ReadOp, RejectReason,
+    Rejected, Slot, TierError,
 };
 
 use super::Worker;
@@ -162,10 +162,14 @@ impl Worker {
         if self.probe.is_some_and(|(probe, _)| probe == id.0) {
             self.probe = None;
             match result {
-                Ok(_) => self.read_succeeded(),
+                Ok(done) => {
+                    self.read_succeeded();
+                    self.chore_completed(id, slot, Ok(done), now_ns);
+                }
                 Err(error) => {
-                    self.handle().counters.count_error("read", &error);
-                    self.read_failed(failure_of(&error), now_ns);
+                    let failure = failure_of(&error);
+                    self.chore_completed(id, slot, Err(error), now_ns);
+                    self.read_failed(failure, now_ns);
                 }
             }
             return;
@@ -324,9 +328,9 @@ impl Worker {
         if self.gone || !open || self.probe.is_some() || !self.breaker.allow(now_ns) {
             return;
         }
-        let mut any: Option<Digest> = None;
-        self.tier.list(&mut |digest, _| any = any.or(Some(digest)));
-        let Some(digest) = any else {
+        let mut any: Option<(Digest, Held)> = None;
+        self.tier.list(&mut |digest, held| any = any.or(Some((digest, held))));
+        let Some((digest, held)) = any else {
             // It holds nothing that could be read wrongly.
             self.read_succeeded();
             return;
@@ -335,7 +339,10 @@ impl Worker {
         let id = self.next_id();
         let op = ReadOp { id: OpId(id), digest, blocks: 0..1, slot, purpose: Purpose::Look };
         match self.tier.submit(Op::Read(op), now_ns) {
-            Ok(()) => self.probe = Some((id, self.read_deadline_ns(now_ns))),
+            Ok(()) => {
+                self.probe = Some((id, self.read_deadline_ns(now_ns)));
+                self.note_probe(id, digest, held, 0..1);
+            }
             Err(Rejected { reason: RejectReason::Closed, .. }) => self.lose_tier(),
             Err(_) => {}
         }

@@ -11,4 +11,6 @@ mod prometheus;
 #[cfg(test)]
 mod purge;
 #[cfg(test)]
+mod scrub;
+#[cfg(test)]
 mod stat;
