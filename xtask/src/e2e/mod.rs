@@ -3,9 +3,11 @@
 //! A suite sets something up, then runs ordinary test programs of the crates in it; environment variables tell them
 //! where. Everything is started on loopback and taken down at the end. What a machine cannot do is a skip with a reason.
 
+mod faults;
 mod filesystems;
 mod guard;
 mod seaweed;
+mod seccomp;
 
 use std::{path::PathBuf, time::Instant};
 
@@ -16,13 +18,21 @@ use crate::{run, tally::Tally};
 /// Arguments of `cargo xtask e2e`.
 #[derive(clap::Args)]
 pub(crate) struct E2e {
-    /// Only this suite: `filesystems` or `seaweed`.
+    /// Only this suite: `faults`, `filesystems`, `seaweed` or `seccomp`.
     name: Option<String>,
+    /// As many seeded runs and kills as a release needs, not the tenth that a change needs.
+    #[arg(long)]
+    full: bool,
 }
 
 type Suite = fn(&mut Report) -> Result<()>;
 
-const SUITES: &[(&str, Suite)] = &[("filesystems", filesystems::run), ("seaweed", seaweed::run)];
+const SUITES: &[(&str, Suite)] = &[
+    ("faults", faults::run),
+    ("filesystems", filesystems::run),
+    ("seaweed", seaweed::run),
+    ("seccomp", seccomp::run),
+];
 
 impl E2e {
     pub(crate) fn run(self) -> Result<()> {
@@ -32,7 +42,7 @@ impl E2e {
             let names: Vec<_> = SUITES.iter().map(|(name, _)| *name).collect();
             bail!("no such suite; there are {}", names.join(", "));
         }
-        let mut report = Report::default();
+        let mut report = Report { full: self.full, ..Report::default() };
         for (name, suite) in suites {
             println!("== {name}");
             let begun = Instant::now();
@@ -49,6 +59,8 @@ impl E2e {
 /// What ran so far.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
+    /// As much as a release needs.
+    full: bool,
     tally: Tally,
 }
 

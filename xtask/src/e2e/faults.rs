@@ -1,0 +1,15 @@
+//! Faults as values, a full file system, and processes that are killed.
+
+use anyhow::Result;
+
+use super::Report;
+
+pub(super) fn run(report: &mut Report) -> Result<()> {
+    let (runs, kills) = if report.full { (10_000, 200) } else { (1_000, 20) };
+    println!("{runs} seeded runs, {kills} kills");
+    let runs = [("KVBRAID_RUNS", runs.to_string())];
+    report.tests("faults", ("kv-connector", "campaign"), &[], &runs)?;
+    let kills = [("KVBRAID_KILLS", kills.to_string())];
+    report.tests("kills", ("kv-connector", "kill9"), &[], &kills)?;
+    Ok(())
+}
