@@ -276,7 +276,11 @@ fn parse_error(text: &str, line: Option<usize>, message: &str) -> EngineError {
         let key = line.split_once(['=', ':'])?.0.trim_matches([' ', '"', '{', '\t']);
         (!key.is_empty()).then(|| key.to_owned())
     };
-    let field = spoken.or_else(on_line).unwrap_or_else(|| "configuration".to_owned());
+    // TOML has keys without a letter.
+    let field = spoken
+        .filter(|field| !field.is_empty())
+        .or_else(on_line)
+        .unwrap_or_else(|| "configuration".to_owned());
     let place = line.map_or(String::new(), |line| format!(" (line {line})"));
     let fix = if message.contains("missing field") { "add it" } else { "correct or remove it" };
     EngineError::config(field, format!("{}{place}", message.trim_end()), fix)

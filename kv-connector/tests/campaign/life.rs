@@ -8,7 +8,7 @@ use std::{
 
 use kv_chunk::ChunkKey;
 use kv_connector::{
-    EngineStats, Outcome, Stored, TierMask, TierStatus, Want,
+    EngineStats, Outcome, Stored, TierMask, TierStatus, Want, WindowState,
     inspect::{PurgeRequest, Selector},
     jump_clock,
     replay::wrong_bytes,
@@ -291,7 +291,7 @@ impl Life {
 
 fn is_counted(tier: &TierStatus, faults: &FaultHandle) -> bool {
     // The reads that learn a window are of no step, and only end the learning when they fail.
-    if tier.window_search.is_some() {
+    if tier.window_search.state != WindowState::Fixed {
         return true;
     }
     let struck = |kinds: &[FaultKind]| kinds.iter().map(|kind| faults.count(*kind)).sum::<u64>();
