@@ -125,10 +125,9 @@ impl Retrieval {
             window: self.window,
             fio: self.fio,
         };
-        let scenarios = match self.scenarios.as_slice() {
-            [] => Scenario::ALL.to_vec(),
-            named => named.to_vec(),
-        };
+        // In their own order: the last fills one device only.
+        let wanted = |it: &Scenario| self.scenarios.is_empty() || self.scenarios.contains(it);
+        let scenarios: Vec<Scenario> = Scenario::ALL.into_iter().filter(wanted).collect();
         let results = study.run(&scenarios)?;
         if row::has_null(&results) {
             return Err(Failure::failed("a figure is no number: nothing is written"));

@@ -10,7 +10,7 @@ use std::{
 use kv_chunk::{ChunkKey, KeySpace, Namespace};
 use kv_connector::{
     ByteSize, Config, Engine, Lease, Outcome, StepReport, Stored, TailPolicy, TierConfig, TierMask,
-    Want,
+    TierStatus, Want,
     replay::{fill, wrong_bytes},
 };
 
@@ -106,7 +106,16 @@ impl Rig {
             }
             self.flush()?;
         }
-        Ok(())
+        let lacks = |tier: &TierStatus| tier.chunks < self.keys.len() as u64;
+        match self.engine.stats().tiers.iter().find(|tier| lacks(tier)) {
+            None => Ok(()),
+            Some(tier) => Err(Failure::failed(format!(
+                "{} holds {} of {} chunks: what it lacks would be read elsewhere",
+                tier.name,
+                tier.chunks,
+                self.keys.len()
+            ))),
+        }
     }
 
     fn store(&self, key: &ChunkKey, payload: &mut [u8]) -> Result<(), Failure> {
