@@ -1,6 +1,7 @@
 //! Two loop devices with file systems and a cgroup, for as long as the value lives.
 
 use std::{
+    env,
     fs::{self, File},
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -53,8 +54,10 @@ impl Setup {
     pub(super) fn new(home: &Path, host: &Host, seconds: f64) -> Result<Self> {
         fs::create_dir_all(home).with_context(|| format!("create {}", home.display()))?;
         let home = home.canonicalize()?;
-        let lock = File::create(home.join("lock")).context("create the lock")?;
-        ensure!(lock.try_lock().is_ok(), "another run is in progress in {}", home.display());
+        // One for the machine: the cgroup and the huge pages are the machine's, and two runs would measure each other.
+        let lock = env::temp_dir().join("kvbraid-bench.lock");
+        let lock = File::create(&lock).with_context(|| format!("create {}", lock.display()))?;
+        ensure!(lock.try_lock().is_ok(), "another run is in progress on this machine");
         let places = Places { home, cgroup: host.cgroup.clone() };
         places.take_down();
         let mut setup = Self { devices: Vec::new(), places, _lock: lock };
@@ -225,7 +228,7 @@ fn output(program: &str, arguments: &[&str]) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, panic, process};
+    use std::{panic, process};
 
     use super::*;
 
