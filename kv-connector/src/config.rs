@@ -42,7 +42,7 @@ pub struct EngineConfig {
     /// Memory that keeps whole chunks for the next load; 0 keeps none.
     pub host_cache: ByteSize,
     /// Memory that storage reads land in, besides the cache; by default two windows of every tier. It bounds windows that
-    /// are learned.
+    /// are learned; of a smaller one than all windows together each tier gets its part.
     pub read_buffer: Option<ByteSize>,
     /// Memory that holds chunks until they are written.
     pub staging: ByteSize,

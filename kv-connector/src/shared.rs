@@ -85,6 +85,13 @@ impl Shared {
         }
     }
 
+    /// Whether memory holds two windows of every tier.
+    pub(crate) fn holds_two_windows(&self) -> bool {
+        let places: u64 = self.tiers.iter().map(|tier| u64::from(tier.windows.max)).sum();
+        let slots = self.arenas.reads.slots().saturating_sub(self.arenas.cache_slots);
+        2 * places <= slots as u64
+    }
+
     /// A slot for a read; the host cache gives one up if none is free.
     pub(crate) fn read_slot(&self) -> Option<Slot> {
         let arena = &self.arenas.reads;

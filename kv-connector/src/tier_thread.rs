@@ -116,7 +116,8 @@ impl Worker {
         };
         breaker.failures = breaker.failures.min(windows.start);
         let depth = Depth::new(windows);
-        let sounding = if depth.is_learned() {
+        // What a probe reads beside its tier's window must not be what the other tiers read into.
+        let sounding = if depth.is_learned() && shared.holds_two_windows() {
             Sounding::new(tier.as_ref(), depth.max())
         } else {
             Sounding::default()

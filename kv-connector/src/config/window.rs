@@ -17,7 +17,8 @@ const MEMORY_BYTES: u64 = 512 << 20;
 /// Each tier's window, in the order of the configuration. Of a fixed one all three numbers are equal.
 ///
 /// Storage reads land in memory of our own: it holds two windows of every tier, one that is read and one that is
-/// verified and copied.
+/// verified and copied. Where `read_buffer` is smaller, it holds one: a device that hangs keeps what it was given, and
+/// must leave the other tiers theirs.
 pub(crate) fn windows(config: &Config) -> Vec<KneeConfig> {
     let record = record_bytes(config.engine.chunk_bytes_max.0);
     let known = |tier: &super::TierConfig| tier.window.or(tier.window_max);
@@ -36,7 +37,25 @@ pub(crate) fn windows(config: &Config) -> Vec<KneeConfig> {
             KneeConfig { min: 1, max, start: START.min(max) }
         }
     };
-    config.tiers.iter().map(window).collect()
+    let mut windows: Vec<_> = config.tiers.iter().map(window).collect();
+    if let Some(buffer) = config.engine.read_buffer {
+        share(&mut windows, buffer.0 / record);
+    }
+    windows
+}
+
+/// Makes windows smaller, in proportion, until together they have no more places than there are slots.
+fn share(windows: &mut [KneeConfig], slots: u64) {
+    let places: u64 = windows.iter().map(|window| u64::from(window.max)).sum();
+    if places <= slots {
+        return;
+    }
+    for window in windows {
+        let most = slots * u64::from(window.max) / places;
+        let most = u32::try_from(most).unwrap_or(u32::MAX).max(1);
+        let KneeConfig { min, start, .. } = *window;
+        *window = KneeConfig { min: min.min(most), max: most, start: start.min(most) };
+    }
 }
 
 #[cfg(test)]
@@ -59,6 +78,22 @@ mod tests {
         assert_eq!(maxima(&config), [8; 3], "no less than where learning begins");
         config.engine.read_buffer = Some(ByteSize::gib(4));
         assert_eq!(maxima(&config), [10; 3], "63 records of 64 MiB and their headers");
+    }
+
+    #[test]
+    fn a_small_buffer_leaves_every_tier_a_part_of_it() {
+        let tier = || TierConfig::memory("m", ByteSize::gib(1));
+        let mut config = Config::new((0..8).map(|_| tier()).collect());
+        config.engine.read_buffer =
+            Some(ByteSize(8 * record_bytes(config.engine.chunk_bytes_max.0)));
+        assert_eq!(maxima(&config), [1; 8]);
+        config.tiers.truncate(2);
+        assert_eq!(maxima(&config), [4, 4]);
+        config.tiers[0].window = Some(1024);
+        config.tiers[1].window = Some(300);
+        assert_eq!(maxima(&config), [6, 1]);
+        let fixed = KneeConfig { min: 6, max: 6, start: 6 };
+        assert_eq!(windows(&config)[0], fixed);
     }
 
     #[test]

@@ -121,3 +121,23 @@ fn steps_of_many_threads_all_end() {
     assert_eq!(engine.stats().steps, 40);
     assert_nothing_is_held(&engine);
 }
+
+#[test]
+fn a_tier_that_hangs_leaves_the_others_memory_to_read_into() {
+    for window in [Some(8), None] {
+        let mut config = config(2);
+        // As few slots as may be.
+        config.engine.read_buffer = Some(ByteSize(8 * ((5 << 19) + 4096)));
+        config.tiers.iter_mut().for_each(|tier| tier.window = window);
+        config.engine.step_deadline_ms = 5_000;
+        let Rig { engine, faults } = rig(config);
+        let known = keys(0..30);
+        fill_tiers(&engine, &known);
+        faults[0].set_plan(never());
+        for _ in 0..3 {
+            let (report, outcomes) = load(&engine, &known);
+            assert!(all_hit(&outcomes), "window {window:?}: {report:?}");
+        }
+        engine.close(SHORT);
+    }
+}

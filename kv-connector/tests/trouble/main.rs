@@ -20,3 +20,5 @@ mod leases;
 mod restart;
 #[cfg(test)]
 mod space;
+#[cfg(test)]
+mod stagings;

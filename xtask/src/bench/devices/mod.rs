@@ -25,6 +25,8 @@ use super::{directory, write};
 use crate::run;
 
 const LIMITS_MBPS: [u32; 2] = [300, 100];
+const SCENARIOS: [&str; 6] =
+    ["two_tiers", "colocated", "changing_limit", "writes_queued", "four_ranks", "one_device"];
 /// How often the measuring process and the signals are looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -33,20 +35,26 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) struct Options {
     /// With --devices: only this scenario (two_tiers, colocated, changing_limit, writes_queued, four_ranks, one_device);
     /// give it once for each.
-    #[arg(long = "scenario", value_name = "NAME", requires = "devices")]
+    #[arg(long = "scenario", value_name = "NAME", requires = "devices", value_parser = SCENARIOS)]
     scenarios: Vec<String>,
     /// With --devices: short steps and few repetitions, to see that all works.
     #[arg(long, requires = "devices")]
     quick: bool,
     /// With --devices: reads in flight on each device.
-    #[arg(long, value_name = "N", requires = "devices")]
+    #[arg(long, value_name = "N", requires = "devices", value_parser = clap::value_parser!(u32).range(1..=1024))]
     window: Option<u32>,
     /// With --devices: repetitions of every policy.
-    #[arg(long, value_name = "N", requires = "devices")]
+    #[arg(long, value_name = "N", requires = "devices", value_parser = clap::value_parser!(u32).range(1..))]
     reps: Option<u32>,
     /// With --devices: how long a step takes at the limits, about.
-    #[arg(long, value_name = "S", requires = "devices")]
+    #[arg(long, value_name = "S", requires = "devices", value_parser = seconds)]
     seconds: Option<f64>,
+}
+
+/// Devices are made for steps of that length.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.2..=60.0).contains(seconds));
+    seconds.ok_or_else(|| "give 0.2 to 60".to_owned())
 }
 
 impl Options {
@@ -143,6 +151,7 @@ fn arguments(options: &Options, setup: &Setup, fio: Option<&Path>, json: &Path) 
         push("--fio", fio.display().to_string());
     }
     push("--json", json.display().to_string());
+    arguments.push("--with-parent".to_owned());
     arguments
 }
 
@@ -162,5 +171,16 @@ fn wait(command: &mut Command, signals: &Signals) -> Result<ExitStatus> {
             child.kill()?;
         }
         thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_step_that_no_device_could_be_made_for_is_refused_before_any_is() {
+        for text in ["nan", "inf", "-1", "0", "61", "1e300", "five", ""] {
+            assert!(super::seconds(text).is_err(), "{text}");
+        }
+        assert_eq!(super::seconds("1.5"), Ok(1.5));
     }
 }

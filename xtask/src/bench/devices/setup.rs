@@ -159,7 +159,7 @@ impl Places {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         for name in NAMES {
             if is_mounted(&mounts, &self.mount(name)) {
-                report(output("umount", &[&self.mount(name).display().to_string()]));
+                report(self.unmount(name));
             }
             let image = self.image(name);
             if image.exists() {
@@ -178,7 +178,21 @@ impl Places {
         }
     }
 
-    /// A process that was killed leaves its cgroup a moment later.
+    /// A process that was killed leaves its files a moment later.
+    fn unmount(&self, name: &str) -> Result<()> {
+        let mount = self.mount(name).display().to_string();
+        let mut outcome = Ok(String::new());
+        for _ in 0..50 {
+            outcome = output("umount", &[&mount]);
+            if outcome.is_ok() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        outcome.map(drop)
+    }
+
+    /// And its cgroup.
     fn remove_cgroup(&self) -> Result<()> {
         for _ in 0..50 {
             match fs::remove_dir(&self.cgroup) {

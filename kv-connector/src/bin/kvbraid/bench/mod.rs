@@ -18,6 +18,7 @@ mod study;
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Subcommand};
+use nix::sys::{prctl::set_pdeathsig, signal::Signal};
 
 use self::{cgroup::Cgroup, reader::Reader, scenario::Scenario, study::Study};
 use crate::{failure::Failure, output};
@@ -66,6 +67,9 @@ struct Retrieval {
     /// Where the results go.
     #[arg(long, value_name = "FILE")]
     json: PathBuf,
+    /// End when whoever started this ends, in whatever way: nobody would take the devices down.
+    #[arg(long, hide = true)]
+    with_parent: bool,
 }
 
 /// A block device with a file system on it.
@@ -115,6 +119,10 @@ impl Bench {
 impl Retrieval {
     fn run(self) -> Result<(), Failure> {
         self.check()?;
+        if self.with_parent {
+            let set = set_pdeathsig(Signal::SIGKILL);
+            set.map_err(|error| Failure::failed(format!("cannot follow the parent: {error}")))?;
+        }
         let cgroup = Cgroup::open(&self.cgroup)?;
         cgroup.enter()?;
         let study = Study {
