@@ -3,8 +3,8 @@
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-#[cfg(all(test, shuttle, not(loom)))]
+#[cfg(all(test, feature = "shuttle", not(loom)))]
 pub(crate) use shuttle::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-#[cfg(not(any(loom, all(test, shuttle))))]
+#[cfg(not(any(loom, all(test, feature = "shuttle"))))]
 pub(crate) use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};

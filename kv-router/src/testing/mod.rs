@@ -4,13 +4,13 @@
 mod ledger;
 #[cfg(all(test, loom))]
 mod loom_tests;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod oracle;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod sequential_tests;
-#[cfg(all(test, shuttle, not(loom)))]
+#[cfg(all(test, feature = "shuttle", not(loom)))]
 mod shuttle_tests;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod stress_tests;
 
 use crate::slot::Token;
@@ -68,7 +68,7 @@ impl Read {
 /// What an operation led to.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(
-    any(loom, shuttle),
+    any(loom, feature = "shuttle"),
     expect(dead_code, reason = "only the oracle looks at all of it, and it is sequential")
 )]
 pub(crate) enum Event {

@@ -1,5 +1,5 @@
 //! Random schedules at size, `SHUTTLE_ITERATIONS` of each step:
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p kv-router --lib shuttle`.
+//! `cargo test -p kv-router --lib --features shuttle shuttle`.
 
 use shuttle::sync::Arc;
 use shuttle::thread;

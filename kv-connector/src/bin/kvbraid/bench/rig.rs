@@ -75,8 +75,9 @@ impl Rig {
         chunks: usize,
         spare: usize,
     ) -> Result<Self, Failure> {
-        // A header each, and what the store keeps for itself.
-        let capacity = ((chunks + spare + 64) * (CHUNK_BYTES + 8192)) as u64;
+        // A header each, what the store keeps for itself, and the room that it makes ahead of writes: below its high
+        // watermark it drops nothing.
+        let capacity = (((chunks + spare) * 4 / 3 + 64) * (CHUNK_BYTES + 8192)) as u64;
         let tier = |device: &Device| {
             let path = device.path.join(name);
             let mut tier = TierConfig::nvme(&device.name, path, ByteSize(capacity));
