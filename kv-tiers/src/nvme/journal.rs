@@ -96,19 +96,15 @@ impl Change {
     }
 
     pub(super) fn of_slot(segment_id: u64, number: u32, slot: &Slot) -> Self {
-        let kind = Kind::of(slot.state);
-        let change = Self { slot: number.into(), ..Self::new(kind, segment_id) };
-        if kind != Kind::Chunk {
-            return change;
-        }
-        let held = slot.held();
+        let told = Told::of(slot);
         Self {
-            queue: slot.queue as u8,
-            payload_bytes: u32::try_from(held.payload_bytes).unwrap_or(u32::MAX).into(),
-            used_at: slot.used_at.into(),
-            digest: slot.digest.to_bytes(),
-            write_id: held.write_id.get().to_le_bytes(),
-            ..change
+            slot: number.into(),
+            queue: told.queue,
+            payload_bytes: told.payload_bytes.into(),
+            used_at: told.used_at.into(),
+            digest: told.digest,
+            write_id: told.write_id,
+            ..Self::new(Kind::of(slot.state), segment_id)
         }
     }
 
@@ -137,19 +133,14 @@ impl Change {
 
     /// The slot as this record leaves it.
     pub(super) fn slot(&self) -> Slot {
-        let state = match self.kind() {
-            Some(Kind::Chunk) => State::Live,
-            Some(Kind::Free) => State::Free,
-            Some(Kind::Wipe) => State::Wiping,
-            _ => State::Quarantined,
+        let told = Told {
+            queue: self.queue,
+            payload_bytes: self.payload_bytes.get(),
+            used_at: self.used_at.get(),
+            digest: self.digest,
+            write_id: self.write_id,
         };
-        if state != State::Live {
-            return Slot::in_state(state);
-        }
-        let write_id = WriteId::new(u128::from_le_bytes(self.write_id));
-        let held = Held { payload_bytes: u64::from(self.payload_bytes.get()), write_id };
-        let slot = Slot::live(Digest::from_bytes(self.digest), held, self.used_at.get());
-        Slot { queue: queue_of(self.queue), ..slot }
+        told.slot(self.kind())
     }
 
     fn own_crc(&self, chain: u32) -> u32 {
@@ -157,8 +148,45 @@ impl Change {
     }
 }
 
-pub(super) fn queue_of(byte: u8) -> Queue {
-    if byte == Queue::Main as u8 { Queue::Main } else { Queue::Small }
+/// What both kinds of index files tell of a slot besides its [`Kind`]; zeros where it holds no chunk.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) queue: u8,
+    pub(super) payload_bytes: u32,
+    pub(super) used_at: u64,
+    pub(super) digest: [u8; 16],
+    pub(super) write_id: [u8; 16],
+}
+
+impl Told {
+    pub(super) fn of(slot: &Slot) -> Self {
+        if Kind::of(slot.state) != Kind::Chunk {
+            return Self::default();
+        }
+        let held = slot.held();
+        Self {
+            queue: slot.queue as u8,
+            payload_bytes: u32::try_from(held.payload_bytes).unwrap_or(u32::MAX),
+            used_at: slot.used_at,
+            digest: slot.digest.to_bytes(),
+            write_id: held.write_id.get().to_le_bytes(),
+        }
+    }
+
+    /// The slot; of an unknown kind it is in doubt.
+    pub(super) fn slot(&self, kind: Option<Kind>) -> Slot {
+        match kind {
+            Some(Kind::Chunk) => {}
+            Some(Kind::Free) => return Slot::in_state(State::Free),
+            Some(Kind::Wipe) => return Slot::in_state(State::Wiping),
+            _ => return Slot::in_state(State::Quarantined),
+        }
+        let write_id = WriteId::new(u128::from_le_bytes(self.write_id));
+        let held = Held { payload_bytes: u64::from(self.payload_bytes), write_id };
+        let queue = if self.queue == Queue::Main as u8 { Queue::Main } else { Queue::Small };
+        let slot = Slot::live(Digest::from_bytes(self.digest), held, self.used_at);
+        Slot { queue, ..slot }
+    }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

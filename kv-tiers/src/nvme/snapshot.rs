@@ -12,17 +12,14 @@ use std::{
 
 use bytemuck::{Pod, Zeroable};
 use kv_chunk::{
-    Digest, WriteId, block_crc,
+    block_crc,
     le::{Le32, Le64},
 };
 
-use crate::{
-    Held,
-    nvme::{
-        index::{Index, Place, Segment},
-        journal::{Identity, Kind, Unusable, queue_of},
-        slots::{Slot, State},
-    },
+use crate::nvme::{
+    index::{Index, Place, Segment},
+    journal::{Identity, Kind, Told, Unusable},
+    slots::{Slot, State},
 };
 
 const MAGIC: [u8; 8] = *b"KVBINDEX";
@@ -168,39 +165,37 @@ fn encode_slots(segment: &Segment, first_slot: u32, told: u32, out: &mut Vec<u8>
 
 fn entry(number: u32, slot: &Slot) -> RawEntry {
     let kind = Kind::of(slot.state);
-    let raw = RawEntry { kind: kind as u8, slot: number.into(), ..Zeroable::zeroed() };
+    let told = Told::of(slot);
+    let raw = RawEntry {
+        kind: kind as u8,
+        queue: told.queue,
+        slot: number.into(),
+        payload_bytes: told.payload_bytes.into(),
+        used_at: told.used_at.into(),
+        digest: told.digest,
+        write_id: told.write_id,
+        ..Zeroable::zeroed()
+    };
     if kind != Kind::Chunk {
         return raw;
     }
-    let held = slot.held();
-    RawEntry {
-        queue: slot.queue as u8,
-        hits: slot.hits,
-        payload_bytes: u32::try_from(held.payload_bytes).unwrap_or(u32::MAX).into(),
-        used_at: slot.used_at.into(),
-        queued_at: slot.queued_at.into(),
-        digest: slot.digest.to_bytes(),
-        write_id: held.write_id.get().to_le_bytes(),
-        ..raw
-    }
+    RawEntry { hits: slot.hits, queued_at: slot.queued_at.into(), ..raw }
 }
 
 impl RawEntry {
     fn slot(&self) -> Slot {
-        let state = match Kind::parse(self.kind) {
-            Some(Kind::Chunk) => State::Live,
-            Some(Kind::Wipe) => State::Wiping,
-            Some(Kind::Free) => State::Free,
-            _ => State::Quarantined,
+        let told = Told {
+            queue: self.queue,
+            payload_bytes: self.payload_bytes.get(),
+            used_at: self.used_at.get(),
+            digest: self.digest,
+            write_id: self.write_id,
         };
-        if state != State::Live {
-            return Slot::in_state(state);
+        let slot = told.slot(Kind::parse(self.kind));
+        if slot.state != State::Live {
+            return slot;
         }
-        let write_id = WriteId::new(u128::from_le_bytes(self.write_id));
-        let held = Held { payload_bytes: u64::from(self.payload_bytes.get()), write_id };
-        let slot = Slot::live(Digest::from_bytes(self.digest), held, self.used_at.get());
-        let (queue, queued_at) = (queue_of(self.queue), self.queued_at.get());
-        Slot { queue, hits: self.hits, queued_at, ..slot }
+        Slot { hits: self.hits, queued_at: self.queued_at.get(), ..slot }
     }
 }
 
