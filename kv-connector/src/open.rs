@@ -1,10 +1,10 @@
 //! From a configuration to tiers.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use kv_tiers::{
     Arena, Finding, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, SharedConfig,
-    SharedTier, ThrottleConfig, Throttled, Tier,
+    SharedTier, ThrottleConfig, Throttled, Tier, TierError,
 };
 
 use crate::{
@@ -44,19 +44,13 @@ fn open_tier(
             let mut config = shared_config(tier, capacity_bytes, window_max)?;
             config.payload_bytes_max = engine.chunk_bytes_max.0;
             config.queue_ops_max = ops;
-            let opened = SharedTier::open(config, now_ns());
-            Box::new(
-                opened.map_err(|source| EngineError::Tier { name: tier.name.clone(), source })?,
-            )
+            Box::new(SharedTier::open(config, now_ns()).map_err(|it| failed(tier, it))?)
         }
         TierKind::Nvme => {
             let mut config = nvme_config(tier, capacity_bytes)?;
             config.payload_bytes_max = engine.chunk_bytes_max.0;
             config.queue_ops_max = ops;
-            let opened = NvmeTier::open(config, arenas, now_ns());
-            Box::new(
-                opened.map_err(|source| EngineError::Tier { name: tier.name.clone(), source })?,
-            )
+            Box::new(NvmeTier::open(config, arenas, now_ns()).map_err(|it| failed(tier, it))?)
         }
     };
     Ok(match tier.throttle {
@@ -97,18 +91,23 @@ fn open_for_tool(
     }
     let mut config = nvme_config(tier, tier.capacity.unwrap_or_default().0)?;
     (config.look_only, config.read_all_headers) = (look_only, true);
-    let opened = NvmeTier::open(config, &arenas, now_ns())
-        .map_err(|source| EngineError::Tier { name: tier.name.clone(), source })?;
+    let opened = NvmeTier::open(config, &arenas, now_ns()).map_err(|it| failed(tier, it))?;
     let (findings, detail) = (opened.findings().to_vec(), opened.detail());
     let (torn_slots, newer_chunks) = (detail.torn_slots, detail.newer_chunks);
     Ok(Opened { tier: Box::new(opened), findings, torn_slots, newer_chunks })
 }
 
+fn failed(tier: &TierConfig, source: TierError) -> EngineError {
+    EngineError::Tier { name: tier.name.clone(), source }
+}
+
+fn directory(tier: &TierConfig) -> Result<&Path, EngineError> {
+    let missing = || EngineError::config("path", "is missing", "write the tier's directory");
+    tier.path.as_deref().ok_or_else(missing)
+}
+
 fn nvme_config(tier: &TierConfig, capacity_bytes: u64) -> Result<NvmeConfig, EngineError> {
-    let Some(path) = &tier.path else {
-        return Err(EngineError::config("path", "is missing", "write the tier's directory"));
-    };
-    let mut config = NvmeConfig::new(&tier.name, path, capacity_bytes);
+    let mut config = NvmeConfig::new(&tier.name, directory(tier)?, capacity_bytes);
     config.segment_bytes = tier.segment.map(|segment| segment.0);
     Ok(config)
 }
@@ -118,11 +117,9 @@ fn shared_config(
     capacity_bytes: u64,
     window_max: u32,
 ) -> Result<SharedConfig, EngineError> {
-    let Some(path) = &tier.path else {
-        return Err(EngineError::config("path", "is missing", "write the tier's directory"));
-    };
     let section = tier.shared.clone().unwrap_or_default();
-    let mut config = SharedConfig::new(&tier.name, path, capacity_bytes, fastrand::u64(1..));
+    let mut config =
+        SharedConfig::new(&tier.name, directory(tier)?, capacity_bytes, fastrand::u64(1..));
     config.modes.directory = SharedSection::mode(&section.directory_mode).unwrap_or(0o700);
     config.modes.file = SharedSection::mode(&section.file_mode).unwrap_or(0o600);
     config.min_free_bytes = section.min_free.0;

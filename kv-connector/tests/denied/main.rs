@@ -3,6 +3,9 @@
 
 #[cfg(test)]
 mod ordinary;
+#[cfg(test)]
+#[path = "../../src/testing.rs"]
+mod testing;
 
 #[cfg(test)]
 use nix::errno::Errno;

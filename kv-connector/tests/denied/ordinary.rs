@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use kv_chunk::{ChunkKey, Namespace};
 use kv_connector::{
     ByteSize, Config, Engine, Stored, TierConfig, Want,
     replay::{fill, wrong_bytes},
@@ -21,6 +20,8 @@ use nix::{
     unistd::geteuid,
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+
+use crate::testing::key;
 
 /// Set in a child: where it works.
 const CHILD: &str = "KVBRAID_DENIED_CHILD";
@@ -69,26 +70,6 @@ impl Denied {
             _ => &[],
         }
     }
-}
-
-fn key(n: u64) -> ChunkKey {
-    let namespace = Namespace {
-        model: "test".to_owned(),
-        weights: "1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "NHD".to_owned(),
-        chunk_tokens: 16,
-        serde: "raw".to_owned(),
-        hash_algorithm: "xxh3".to_owned(),
-        hash_seed: "0".to_owned(),
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        engine: "denied".to_owned(),
-        engine_major: 1,
-        extra: std::collections::BTreeMap::new(),
-    };
-    ChunkKey::new(&namespace, 0, 0, &n.to_le_bytes(), b"").unwrap()
 }
 
 /// Runs this program's test `name` as nobody, if this is root, in a directory of its own.
@@ -177,7 +158,7 @@ fn check_log(log: &str, tiers: &[&str], denied: Denied) {
 }
 
 fn serve(engine: &Engine, store: bool) {
-    let keys: Vec<ChunkKey> = (0..12).map(key).collect();
+    let keys: Vec<_> = (0..12).map(key).collect();
     for key in keys.iter().filter(|_| store) {
         let mut payload = vec![0; PAYLOAD_BYTES];
         fill(key.digest(), &mut payload);

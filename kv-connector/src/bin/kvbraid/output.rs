@@ -6,6 +6,8 @@ use std::{
     path::Path,
 };
 
+use serde::Serialize;
+
 use crate::failure::Failure;
 
 /// Prints results.
@@ -16,6 +18,12 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(|error| Failure::failed(format!("cannot print: {error}"))),
     }
+}
+
+/// Prints results for machines.
+pub(crate) fn print_json(results: &impl Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(results);
+    print(&(json.map_err(|error| Failure::failed(error.to_string()))? + "\n"))
 }
 
 /// Writes a file whole.

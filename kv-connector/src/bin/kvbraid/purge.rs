@@ -66,8 +66,7 @@ impl Purge {
         bar.done();
         let report = report?;
         if self.json {
-            let json = serde_json::to_string_pretty(&report);
-            output::print(&(json.map_err(|error| Failure::failed(error.to_string()))? + "\n"))?;
+            output::print_json(&report)?;
         } else {
             output::print(&offline_text(&report))?;
         }
