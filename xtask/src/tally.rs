@@ -1,6 +1,6 @@
 //! Counting what test programs report: passed, failed, skipped, and which tests ran.
 
-use std::ops::AddAssign;
+use std::{ops::AddAssign, process};
 
 /// Sums over the output of one or more test programs.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -43,6 +43,22 @@ impl Tally {
     /// How many tests with `word` in their names, or in their programs' names, passed.
     pub(crate) fn named(&self, word: &str) -> usize {
         self.names.iter().filter(|name| name.contains(word)).count()
+    }
+
+    /// Prints what failed, what was skipped and the sums; ends the process if anything failed.
+    pub(crate) fn finish(&self) {
+        for failure in &self.failures {
+            println!("failed: {failure}");
+        }
+        for skip in &self.skips {
+            println!("skipped: {skip}");
+        }
+        let (passed, failed, skipped) = (self.passed, self.failed, self.skips.len());
+        println!("{passed} passed, {failed} failed, {skipped} skipped");
+        if failed > 0 {
+            // The line above stays the last one.
+            process::exit(1);
+        }
     }
 }
 
