@@ -1,7 +1,8 @@
 //! What the machine offers: root, tools, a cgroup that throttles.
 
 use std::{
-    env, fs,
+    env, fmt,
+    fs::{self, File},
     path::{Path, PathBuf},
 };
 
@@ -9,6 +10,18 @@ use crate::run;
 
 const CGROUP_NAME: &str = "kvbraid-bench";
 const TOOLS: [&str; 4] = ["losetup", "mkfs.ext4", "mount", "umount"];
+
+/// What the machine does not offer: root, cgroups or loop devices. Anything else that fails is a failure.
+#[derive(Debug)]
+pub(super) struct Missing(pub(super) String);
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Missing {}
 
 /// A machine on which devices can be made and throttled.
 #[derive(Debug)]
@@ -19,21 +32,23 @@ pub(super) struct Host {
 
 impl Host {
     /// Looks around; the error says what is missing.
-    pub(super) fn look() -> Result<Self, String> {
+    pub(super) fn look() -> Result<Self, Missing> {
+        let missing = |why: String| Err(Missing(why));
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         if !is_root(&read("/proc/self/status")) {
-            return Err("it takes root to make loop devices and cgroups".to_owned());
+            return missing("it takes root to make loop devices and cgroups".to_owned());
         }
         if let Some(tool) = TOOLS.iter().find(|tool| find(tool).is_none()) {
-            return Err(format!("{tool} is not installed"));
+            return missing(format!("{tool} is not installed"));
         }
-        if !Path::new("/dev/loop-control").exists() {
-            return Err("there is no /dev/loop-control: no loop devices".to_owned());
+        if let Err(error) = File::options().read(true).write(true).open("/dev/loop-control") {
+            return missing(format!("no loop devices: cannot open /dev/loop-control: {error}"));
         }
         let controllers =
             |mount: &Path| fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
         let Some(mount) = throttling_mount(&read("/proc/self/mounts"), controllers) else {
-            return Err("no cgroup hierarchy with blkio (version 1) or io (version 2)".to_owned());
+            let why = "no cgroup hierarchy with blkio (version 1) or io (version 2)";
+            return missing(why.to_owned());
         };
         Ok(Self { cgroup: mount.join(CGROUP_NAME) })
     }

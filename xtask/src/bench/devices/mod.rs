@@ -20,7 +20,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use self::{host::Host, setup::Setup, signals::Signals};
+use self::{
+    host::{Host, Missing},
+    setup::Setup,
+    signals::Signals,
+};
 use super::{directory, write};
 use crate::run;
 
@@ -76,7 +80,7 @@ pub(super) fn bench(options: &Options) -> Result<()> {
     let home = directory().join("devices");
     let host = match Host::look() {
         Ok(host) => host,
-        Err(why) => return skip(&why),
+        Err(Missing(why)) => return skip(&why),
     };
     let program = build()?;
     let fio = if options.wants("one_device") { host::fio() } else { None };
@@ -84,7 +88,8 @@ pub(super) fn bench(options: &Options) -> Result<()> {
     let signals = Signals::listen()?;
     let setup = match Setup::new(&home, &host, options.seconds()) {
         Ok(setup) => setup,
-        Err(error) => return skip(&format!("{error:#}")),
+        Err(error) if error.is::<Missing>() => return skip(&format!("{error:#}")),
+        Err(error) => return Err(error),
     };
     let json = home.join("raw.json");
     let mut command = Command::new(program);

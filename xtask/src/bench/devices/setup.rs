@@ -10,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 
-use super::host::{Host, find};
+use super::host::{Host, Missing, find};
 
 const NAMES: [&str; 2] = ["fast", "slow"];
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
@@ -50,7 +50,8 @@ impl Setup {
     /// Sets up for steps of `seconds`.
     ///
     /// # Errors
-    /// What cannot be had; everything that was made until then is taken down.
+    /// [`Missing`] for what the machine does not offer, else what went wrong; everything that was made until then is
+    /// taken down.
     pub(super) fn new(home: &Path, host: &Host, seconds: f64) -> Result<Self> {
         fs::create_dir_all(home).with_context(|| format!("create {}", home.display()))?;
         let home = home.canonicalize()?;
@@ -97,9 +98,9 @@ impl Setup {
             && parent.join("cgroup.controllers").exists()
         {
             let file = parent.join("cgroup.subtree_control");
-            fs::write(&file, "+io").with_context(|| format!("write {}", file.display()))?;
+            fs::write(&file, "+io").map_err(|it| denied(it, "write", &file))?;
         }
-        fs::create_dir(cgroup).with_context(|| format!("make the cgroup {}", cgroup.display()))
+        fs::create_dir(cgroup).map_err(|it| denied(it, "make the cgroup", cgroup))
     }
 }
 
@@ -214,6 +215,24 @@ fn gone(outcome: std::io::Result<()>) -> Result<()> {
     }
 }
 
+/// Where it is not allowed, the machine has no cgroups for us.
+fn denied(error: std::io::Error, did: &str, path: &Path) -> Error {
+    let about = format!("{did} {}", path.display());
+    match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            Missing(format!("{about}: {error}")).into()
+        }
+        _ => Error::new(error).context(about),
+    }
+}
+
+/// Whether a tool failed since it may not do what it is for, rather than at doing it.
+fn lacks_loop_devices(said: &str) -> bool {
+    ["not permitted", "ermission denied", "superuser", "unused loop device"]
+        .iter()
+        .any(|part| said.contains(part))
+}
+
 fn report<T>(outcome: Result<T>) {
     if let Err(error) = outcome {
         println!("taking down: {error:#}");
@@ -233,10 +252,15 @@ fn nodes(listed: &str) -> impl Iterator<Item = &str> {
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
     let path = find(program).with_context(|| format!("{program} is not installed"))?;
-    let output =
-        Command::new(path).args(arguments).output().with_context(|| format!("run {program}"))?;
+    let mut command = Command::new(path);
+    command.args(arguments).env("LC_ALL", "C");
+    let output = command.output().with_context(|| format!("run {program}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), said.trim());
+    if !output.status.success() {
+        let why = format!("{program} {}: {}", arguments.join(" "), said.trim());
+        let missing = ["losetup", "mount"].contains(&program) && lacks_loop_devices(&said);
+        return Err(if missing { Missing(why).into() } else { Error::msg(why) });
+    }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -291,6 +315,18 @@ mod tests {
         // Again, with nothing left.
         places.take_down();
         fs::remove_dir_all(&places.home).unwrap();
+    }
+
+    #[test]
+    fn only_what_the_machine_denies_is_missing() {
+        let path = Path::new("/sys/fs/cgroup/kvbraid-bench");
+        let is_missing = |kind: ErrorKind| denied(kind.into(), "make", path).is::<Missing>();
+        assert!(is_missing(ErrorKind::PermissionDenied));
+        assert!(is_missing(ErrorKind::ReadOnlyFilesystem));
+        assert!(!is_missing(ErrorKind::AlreadyExists) && !is_missing(ErrorKind::StorageFull));
+        assert!(lacks_loop_devices("losetup: cannot find an unused loop device\n"));
+        assert!(lacks_loop_devices("mount: /x: permission denied.\n"));
+        assert!(!lacks_loop_devices("losetup: /x.img: failed to set up: No space left\n"));
     }
 
     #[test]
