@@ -12,6 +12,7 @@ mod e2e;
 mod fuzz;
 mod loom;
 mod metadata;
+mod package;
 mod run;
 mod shuttle;
 mod tally;

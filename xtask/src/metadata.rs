@@ -10,6 +10,8 @@ use crate::run;
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
+    /// Whether it is meant for others at all.
+    pub(crate) published: bool,
     pub(crate) dependencies: Vec<Dependency>,
     /// Names of the `[[bench]]` targets.
     pub(crate) benches: Vec<String>,
@@ -55,6 +57,8 @@ fn package(value: &Value) -> Package {
     Package {
         name: text(&value["name"], ""),
         version: text(&value["version"], ""),
+        // null is anywhere, a list of registries those alone: an empty one is `publish = false`.
+        published: value["publish"].as_array().is_none_or(|registries| !registries.is_empty()),
         dependencies: list("dependencies")
             .iter()
             .map(|dependency| Dependency {

@@ -4,7 +4,7 @@ use std::{process::Command, time::Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::{loom, metadata, run, shuttle, tally::Tally, tidy};
+use crate::{loom, metadata, package, run, shuttle, tally::Tally, tidy};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -44,12 +44,7 @@ impl Test {
             let doc = ["doc", "--locked", "--workspace", "--no-deps"];
             succeeds("docs", run::cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))
         })?;
-        report.check("package", || {
-            // Dirty trees are packaged too, so that the check can run before the commit. Only that the packages build
-            // is of interest, hence no debug information.
-            let package = ["package", "--locked", "--workspace", "--allow-dirty"];
-            succeeds("package", run::cargo().args(package).env("CARGO_PROFILE_DEV_DEBUG", "0"))
-        })?;
+        report.check("package", || package::check(&packages))?;
         let randomized = metadata::dependents(metadata::packages()?, "shuttle");
         report.tests("shuttle", || shuttle::explore(&randomized))?;
         let modelled = metadata::dependents(packages, "loom");
