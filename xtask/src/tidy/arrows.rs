@@ -74,6 +74,7 @@ mod tests {
         Package {
             name: name.to_owned(),
             version: "0.1.0".to_owned(),
+            published: true,
             dependencies: vec![dependency],
             benches: Vec::new(),
         }

@@ -74,6 +74,7 @@ mod tests {
         Package {
             name: name.to_owned(),
             version: "0.2.0".to_owned(),
+            published: true,
             dependencies: Vec::new(),
             benches: Vec::new(),
         }
