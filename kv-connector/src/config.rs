@@ -11,6 +11,7 @@ use crate::{ByteSize, EngineError, Observer};
 
 mod check;
 mod shared;
+mod space;
 mod window;
 
 pub use self::shared::SharedSection;
@@ -135,6 +136,17 @@ pub struct TierConfig {
     /// Bytes of one preallocated file.
     #[serde(default)]
     pub segment: Option<ByteSize>,
+    /// Free space that the file system shall keep, whoever else uses it: segments are given up for it when something is
+    /// written. 0, the default, for none. Of kind nvme.
+    #[serde(default)]
+    pub min_free_bytes: Option<ByteSize>,
+    /// Once so much of a full store is in use, in thousandths, chunks are dropped ahead of writes, a few at a time; 990
+    /// by default. Of kind nvme.
+    #[serde(default)]
+    pub high_watermark_permille: Option<u32>,
+    /// Until so much is in use; 10 below `high_watermark_permille` by default. Of kind nvme.
+    #[serde(default)]
+    pub low_watermark_permille: Option<u32>,
     /// Reads in flight. By default the least number that reaches the tier's full rate is learned while it works.
     #[serde(default)]
     pub window: Option<u32>,
@@ -244,6 +256,9 @@ impl TierConfig {
             path: None,
             capacity: Some(capacity),
             segment: None,
+            min_free_bytes: None,
+            high_watermark_permille: None,
+            low_watermark_permille: None,
             window: None,
             window_max: None,
             write_window: default_write_window(),

@@ -109,6 +109,9 @@ fn directory(tier: &TierConfig) -> Result<&Path, EngineError> {
 fn nvme_config(tier: &TierConfig, capacity_bytes: u64) -> Result<NvmeConfig, EngineError> {
     let mut config = NvmeConfig::new(&tier.name, directory(tier)?, capacity_bytes);
     config.segment_bytes = tier.segment.map(|segment| segment.0);
+    config.min_free_bytes = tier.min_free_bytes.unwrap_or_default().0;
+    let (high, low) = tier.watermarks_permille();
+    (config.high_watermark_permille, config.low_watermark_permille) = (high, low);
     Ok(config)
 }
 
@@ -137,4 +140,28 @@ fn throttle_config(section: ThrottleSection) -> ThrottleConfig {
     config.burst_bytes = section.burst.unwrap_or_default().0;
     config.latency = Latency::Fixed { ns: section.latency_us.saturating_mul(1_000) };
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ByteSize;
+
+    #[test]
+    fn the_space_settings_of_an_nvme_tier_reach_its_driver() {
+        let mut tier = TierConfig::nvme("a", "/nowhere", ByteSize::gib(1));
+        let marks = |tier: &TierConfig| {
+            let config = nvme_config(tier, 1 << 30).expect("it has a directory");
+            (config.high_watermark_permille, config.low_watermark_permille, config.min_free_bytes)
+        };
+        let driver = NvmeConfig::new("a", "/nowhere", 1 << 30);
+        let defaults = (driver.high_watermark_permille, driver.low_watermark_permille, 0);
+        assert_eq!(marks(&tier), defaults);
+        tier.low_watermark_permille = Some(995);
+        assert_eq!(marks(&tier), (995, 995, 0));
+        tier.low_watermark_permille = None;
+        tier.high_watermark_permille = Some(900);
+        tier.min_free_bytes = Some(ByteSize(7));
+        assert_eq!(marks(&tier), (900, 890, 7));
+    }
 }

@@ -113,6 +113,46 @@ fn absurd_values_are_refused() {
 }
 
 #[test]
+fn the_space_of_an_nvme_tier_is_refused_by_field() {
+    let refused = |line: &str, field: &str, fix: &str| {
+        let segment = "segment = \"64 MiB\"";
+        check_refused(segment, &format!("{segment}\n{line}"), &format!("tier[0].{field}"), fix);
+    };
+    refused("min_free_bytes = \"2000 TiB\"", "min_free_bytes", "1024 TiB");
+    let segment = "segment = \"64 MiB\"";
+    check_refused(segment, "min_free_bytes = \"much\"", "min_free_bytes", "line");
+    refused("high_watermark_permille = 0", "high_watermark_permille", "1 to 1000");
+    refused("high_watermark_permille = 1001", "high_watermark_permille", "1 to 1000");
+    refused("low_watermark_permille = 0", "low_watermark_permille", "1 to 1000");
+    let crossed = "high_watermark_permille = 900\nlow_watermark_permille = 901";
+    refused(crossed, "low_watermark_permille", "or less");
+    // What only a tier of kind nvme has.
+    for (line, field) in [
+        ("min_free_bytes = 1", "min_free_bytes"),
+        ("high_watermark_permille = 990", "high_watermark_permille"),
+        ("low_watermark_permille = 980", "low_watermark_permille"),
+    ] {
+        let by = format!("window = 4\n{line}");
+        check_refused("window = 4", &by, &format!("tier[1].{field}"), "remove it");
+    }
+    let shared = "kind = \"shared\"\npath = \"x\"\nmin_free_bytes = 1";
+    check_refused("kind = \"memory\"", shared, "tier[1].min_free_bytes", "[tier.shared]");
+}
+
+#[test]
+fn watermarks_and_the_floor_are_read_and_one_mark_alone_is_enough() {
+    let text = |lines: &str| GOOD.replacen("segment =", &format!("{lines}\nsegment ="), 1);
+    for lines in ["high_watermark_permille = 5", "low_watermark_permille = 1000", ""] {
+        Config::from_toml(&text(lines)).unwrap();
+    }
+    let lines =
+        "min_free_bytes = \"20 GiB\"\nhigh_watermark_permille = 900\nlow_watermark_permille = 800";
+    let tier = Config::from_toml(&text(lines)).unwrap().tiers.swap_remove(0);
+    assert_eq!(tier.min_free_bytes, Some(ByteSize::gib(20)));
+    assert_eq!((tier.high_watermark_permille, tier.low_watermark_permille), (Some(900), Some(800)));
+}
+
+#[test]
 fn no_tiers_and_too_many_tiers_are_refused() {
     assert!(Config::from_toml("").unwrap_err().to_string().starts_with("tier: 0 tiers"));
     let one = "[[tier]]\nname = \"mX\"\nkind = \"memory\"\ncapacity = \"1 GiB\"\n";

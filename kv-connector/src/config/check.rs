@@ -9,7 +9,7 @@ use std::{
 use kv_chunk::MAX_PAYLOAD_BYTES;
 use kv_tiers::record_bytes;
 
-use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind};
+use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind, space};
 use crate::{ByteSize, EngineError};
 
 const TIERS_MAX: usize = 8;
@@ -174,6 +174,7 @@ fn check_kind(
         _ => {}
     }
     check_shared(tier, at)?;
+    space::check(tier, at)?;
     let record = record_bytes(engine.chunk_bytes_max.0);
     match tier.segment {
         Some(_) if tier.kind != TierKind::Nvme => {

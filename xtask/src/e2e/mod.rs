@@ -3,6 +3,7 @@
 //! A suite sets something up, then runs ordinary test programs of the crates in it; environment variables tell them
 //! where. Everything is started on loopback and taken down at the end. What a machine cannot do is a skip with a reason.
 
+mod capacity;
 mod faults;
 mod filesystems;
 mod guard;
@@ -18,9 +19,9 @@ use crate::{run, tally::Tally};
 /// Arguments of `cargo xtask e2e`.
 #[derive(clap::Args)]
 pub(crate) struct E2e {
-    /// Only this suite: `faults`, `filesystems`, `seaweed` or `seccomp`.
+    /// Only this suite: `capacity`, `faults`, `filesystems`, `seaweed` or `seccomp`.
     name: Option<String>,
-    /// As many seeded runs and kills as a release needs, not the tenth that a change needs.
+    /// As many seeded runs, kills and writes as a release needs, not the tenth that a change needs.
     #[arg(long)]
     full: bool,
 }
@@ -28,6 +29,7 @@ pub(crate) struct E2e {
 type Suite = fn(&mut Report) -> Result<()>;
 
 const SUITES: &[(&str, Suite)] = &[
+    ("capacity", capacity::run),
     ("faults", faults::run),
     ("filesystems", filesystems::run),
     ("seaweed", seaweed::run),
@@ -113,6 +115,10 @@ impl Report {
             tally.failed,
             tally.skips.len()
         );
+        // What tests measured.
+        for figure in finished.log.lines().filter_map(|line| line.strip_prefix("FIGURE ")) {
+            println!("  {figure}");
+        }
         self.count(&tally, name);
         Ok(tally)
     }
