@@ -1,5 +1,8 @@
 //! Why a provider refuses or fails.
 
+use std::{io, path::PathBuf};
+
+use kv_tiers::{IoContext, TierError};
 use thiserror::Error;
 
 use crate::{Extent, StageId};
@@ -66,4 +69,51 @@ pub enum FastTierError {
         /// Where.
         extent: Extent,
     },
+    /// The system refused or failed a call.
+    #[error("{context} failed (errno {errno}: {})", io::Error::from_raw_os_error(*.errno))]
+    Io {
+        /// Where.
+        context: IoContext,
+        /// Errno.
+        errno: i32,
+    },
+    /// The device, or the way it is set up, cannot be used.
+    #[error("{path}: {problem}; {fix}", path = .path.display())]
+    Setup {
+        /// The device.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        fix: String,
+    },
+    /// The thread that stages has ended.
+    #[error("the staging thread has ended: open the provider again")]
+    Stopped,
+}
+
+impl FastTierError {
+    pub(crate) fn io(context: IoContext, source: &io::Error) -> Self {
+        Self::Io { context, errno: source.raw_os_error().unwrap_or(0) }
+    }
+}
+
+impl From<FastTierError> for TierError {
+    fn from(error: FastTierError) -> Self {
+        match error {
+            FastTierError::Io { context, errno } => {
+                Self::io(context, io::Error::from_raw_os_error(errno))
+            }
+            FastTierError::Setup { path, problem, fix } => Self::Config {
+                field: "path",
+                problem: format!("{}: {problem}", path.display()),
+                fix,
+            },
+            other => Self::Config {
+                field: "device",
+                problem: other.to_string(),
+                fix: "see the device's capabilities".into(),
+            },
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{Caps, FastTierError};
 
 /// A byte range of a provider's arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
     /// First byte.
     pub offset: u64,

@@ -1,10 +1,11 @@
-//! SSD-backed memory as a fast tier in front of flash: what such a device can do, and how to ask it to.
+//! SSD-backed memory as a fast tier in front of flash: what such a device can do, how to ask it to, and chunks on it.
 //!
 //! *Is*: [`FastTier`], a thin and vendor-neutral provider trait with declared capabilities ([`Caps`]), because devices
-//! differ in exactly what they can be asked; [`Simulated`], a device in virtual time; [`Blind`], which hides from its
-//! user what some devices cannot tell; and [`TierTimeToReady`], which feeds `kv-staging` from any provider.
+//! differ in exactly what they can be asked; its providers [`DeviceDax`], [`PageCacheFlash`] and [`Simulated`] (virtual
+//! time), and [`Blind`], which hides from its user what some devices cannot tell; [`DaxTier`], chunks on such memory as a
+//! `kv-tiers` tier that survives crashes; and [`TierTimeToReady`], which feeds `kv-staging` from any provider.
 //!
-//! *Is not*: a policy (that is `kv-staging`), a clock, or threads. Time is an argument. Real devices are not here yet.
+//! *Is not*: a policy (that is `kv-staging`) or a clock: time is an argument.
 //!
 //! ```
 //! use kv_cxl::{Extent, FastTier, Residency, Simulated, SimulatedConfig, StageEvent, StageId};
@@ -26,22 +27,39 @@
 //! # Ok::<(), kv_cxl::FastTierError>(())
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod blind;
 mod caps;
+mod device_dax;
 mod error;
 mod extent;
 mod fast_tier;
+mod granules;
+#[expect(unsafe_code, reason = "maps device memory")]
+mod map;
+mod media;
+mod page_cache;
+mod recover;
+mod register;
 mod simulated;
+mod space;
+mod stager;
+mod tier;
 mod time_to_ready;
 
 pub use crate::{
     blind::Blind,
     caps::{Caps, Flush, Protection, ResidencyReport, Staging},
+    device_dax::{DaxInfo, DaxMedium, DeviceDax, DeviceDaxConfig},
     error::FastTierError,
     extent::{Extent, coalesce, total_bytes},
     fast_tier::{ArenaView, FastTier, Load, Residency, StageEvent, StageId},
+    granules::GranuleCounts,
+    media::{MEDIA_VERSION, Medium},
+    page_cache::{FileMedium, PageCacheConfig, PageCacheFlash, Pinning},
+    register::{DmaPiece, RegisterError, Registration},
     simulated::{Simulated, SimulatedConfig},
+    tier::{DaxTier, DaxTierConfig, Format, Place},
     time_to_ready::TierTimeToReady,
 };

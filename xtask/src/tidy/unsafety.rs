@@ -7,6 +7,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("kv-tiers/src/arena.rs", "hands out disjoint mutable slots of one mapping"),
     ("kv-tiers/src/nvme/ring.rs", "gives buffers and files to the kernel"),
     ("kv-cxl/src/map.rs", "maps device memory"),
+    (
+        "kv-cxl/tests/dax_ring.rs",
+        "registers device memory with a ring, to see that a ring reads into it",
+    ),
     ("kv-connector/src/python.rs", "touches buffers that belong to a Python caller"),
     ("kv-connector/tests/fork.rs", "forks, to see that a child leaves the engine alone"),
     ("kv-router/tests/allocations.rs", "a global allocator that counts"),

@@ -1,0 +1,438 @@
+//! Memory as a storage tier: chunks on a [`Medium`], found again after a restart or a crash.
+
+use std::{collections::VecDeque, ops::Range, os::fd::BorrowedFd};
+
+use hashlink::LinkedHashMap;
+use kv_chunk::{Digest, HEADER_BYTES, MAX_PAYLOAD_BYTES};
+use kv_tiers::{
+    Capabilities, Completion, EvictionGuard, Held, Op, Purpose, ReadDone, ReadOp, RejectReason,
+    Rejected, Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
+};
+
+use crate::{
+    Extent, FastTierError, Medium,
+    media::{self, Entry, Layout},
+    recover::{self, Recovered},
+    space::Space,
+};
+
+/// What a tier over memory shall be.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DaxTierConfig {
+    /// Its name, for reports.
+    pub name: String,
+    /// Largest payload accepted.
+    pub payload_bytes_max: u64,
+    /// Ops that may be in flight; at least 1.
+    pub queue_ops_max: u32,
+    /// Chunks that a new store can hold; `None`: one for each 64 KiB of the medium. A store keeps what it was made with.
+    pub entries: Option<u32>,
+    /// Chunks begin at multiples of this power of two, 4096 or more: a staging granule, so that no two share one.
+    pub place_align_bytes: u64,
+    /// When the medium is made an empty store.
+    pub format: Format,
+    /// A poll moves about so much and comes back for more.
+    pub poll_bytes_max: u64,
+}
+
+impl DaxTierConfig {
+    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 32 MiB a poll, made if the medium is blank.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            payload_bytes_max: MAX_PAYLOAD_BYTES,
+            queue_ops_max: 64,
+            entries: None,
+            place_align_bytes: 4096,
+            format: Format::IfBlank,
+            poll_bytes_max: 32 << 20,
+        }
+    }
+}
+
+/// When a medium is made an empty store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Format {
+    /// If its first 4 KiB are zeros, or are the damaged first page of a store of this version.
+    IfBlank,
+    /// Always: whatever it holds is lost.
+    Always,
+}
+
+/// Where a chunk is. A place is used again after its chunk is gone, with another generation: whoever kept one asks
+/// [`DaxTier::place`] again before relying on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Header, payload and padding.
+    pub extent: Extent,
+    /// Of this writing of this chunk, unique while the store is open.
+    pub generation: u64,
+}
+
+/// Chunks in the memory of a device, each in one piece, evicted least recently used first.
+///
+/// A write copies the record in, flushes it, then writes and flushes its entry in the table: the order that makes a crash
+/// leave each chunk whole or absent. A removal clears and flushes the entry before the bytes may be used again. Reads and
+/// writes are copies made in [`poll`](Tier::poll), about [`poll_bytes_max`](DaxTierConfig::poll_bytes_max) at a time.
+#[derive(Debug)]
+pub struct DaxTier {
+    config: DaxTierConfig,
+    medium: Box<dyn Medium>,
+    layout: Layout,
+    space: Space,
+    /// Least recently used first.
+    chunks: LinkedHashMap<Digest, Chunk>,
+    free_entries: Vec<u32>,
+    next_generation: u64,
+    reads: VecDeque<PendingRead>,
+    writes: VecDeque<WriteOp>,
+    /// Removed while a read of them was queued: their bytes still count.
+    doomed: Vec<Chunk>,
+    /// Entries that could not be cleared, and so keep their places.
+    stuck: u64,
+    hold_writes: bool,
+    closed: bool,
+    counters: TierStats,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) held: Held,
+    pub(crate) place: Place,
+    pub(crate) entry: u32,
+}
+
+#[derive(Debug)]
+struct PendingRead {
+    op: ReadOp,
+    /// The chunk as it was when the read was accepted.
+    chunk: Option<Chunk>,
+}
+
+impl DaxTier {
+    /// Opens the store on `medium`, or makes one where [`Format`] says so. Each entry of the table and the header of each
+    /// chunk is checked; what does not agree is dropped.
+    pub fn open(config: DaxTierConfig, mut medium: Box<dyn Medium>) -> Result<Self, TierError> {
+        let align = config.place_align_bytes;
+        if !align.is_power_of_two() || align < 4096 {
+            return Err(TierError::Config {
+                field: "place_align_bytes",
+                problem: format!("{align} is not a power of two of at least 4096"),
+                fix: "use 4096, or the device's staging granule".into(),
+            });
+        }
+        let layout = recover::store(&config, &mut *medium)?;
+        let whole = Extent {
+            offset: layout.data_offset,
+            bytes: layout.medium_bytes.min(medium.bytes()).saturating_sub(layout.data_offset),
+        };
+        let space = Space::new(whole, align);
+        let Recovered { chunks, free_entries, next_generation, space, stuck } =
+            recover::chunks(&mut *medium, layout, space)?;
+        let mut counters = TierStats::default();
+        counters.recovered_chunks = chunks.len() as u64;
+        Ok(Self {
+            config: DaxTierConfig { queue_ops_max: config.queue_ops_max.max(1), ..config },
+            medium,
+            layout,
+            space,
+            chunks,
+            free_entries,
+            next_generation,
+            reads: VecDeque::new(),
+            writes: VecDeque::new(),
+            doomed: Vec::new(),
+            stuck,
+            hold_writes: false,
+            closed: false,
+            counters,
+        })
+    }
+
+    /// Where a readable chunk is: what a claim on it stages and protects.
+    pub fn place(&self, digest: Digest) -> Option<Place> {
+        self.chunks.get(&digest).map(|chunk| chunk.place)
+    }
+
+    fn payload_bytes_max(&self) -> u64 {
+        let room = self.space.bytes().saturating_sub(HEADER_BYTES as u64);
+        self.config.payload_bytes_max.min(room)
+    }
+
+    fn accept_read(&mut self, op: ReadOp) -> Result<(), Rejected> {
+        let chunk = self.chunks.get(&op.digest).copied();
+        if let Some(Chunk { held, .. }) = &chunk {
+            let range = piece_range(held.payload_bytes, &op.blocks);
+            if HEADER_BYTES as u64 + (range.end - range.start) > op.slot.len() as u64 {
+                return Err(Rejected { op: Op::Read(op), reason: RejectReason::TooLarge });
+            }
+            if op.purpose == Purpose::Use {
+                self.chunks.to_back(&op.digest);
+            }
+        }
+        self.reads.push_back(PendingRead { op, chunk });
+        Ok(())
+    }
+
+    fn read(&mut self, pending: PendingRead) -> Completion {
+        let PendingRead { op: ReadOp { id, digest, blocks, mut slot, .. }, chunk } = pending;
+        let result = match chunk {
+            Some(chunk) => self.copy_out(&chunk, &blocks, &mut slot).map_err(TierError::from),
+            None => Err(TierError::NotFound { digest }),
+        };
+        match &result {
+            Ok(done) => {
+                self.counters.reads += 1;
+                self.counters.read_bytes += done.payload_bytes as u64;
+            }
+            Err(error) => self.counters.count_error(error.kind()),
+        }
+        if let Some(chunk) = chunk {
+            self.reap(chunk.place);
+        }
+        Completion::Read { id, digest, slot, result }
+    }
+
+    fn copy_out(
+        &mut self,
+        chunk: &Chunk,
+        blocks: &Range<u32>,
+        slot: &mut [u8],
+    ) -> Result<ReadDone, FastTierError> {
+        let range = piece_range(chunk.held.payload_bytes, blocks);
+        let payload_bytes = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let header_end = chunk.place.extent.offset + HEADER_BYTES as u64;
+        let (head, rest) = slot.split_at_mut(HEADER_BYTES);
+        self.counters.device_requests += 1;
+        if range.start == 0 {
+            // What stands together comes in one copy.
+            let whole = &mut slot[..HEADER_BYTES + payload_bytes];
+            self.medium.read(chunk.place.extent.offset, whole)?;
+        } else {
+            self.medium.read(chunk.place.extent.offset, head)?;
+            self.medium.read(header_end + range.start, &mut rest[..payload_bytes])?;
+            self.counters.device_requests += 1;
+        }
+        Ok(ReadDone { first_block: blocks.start, payload_bytes })
+    }
+
+    fn write(
+        &mut self,
+        op: WriteOp,
+        guard: &dyn EvictionGuard,
+        completions: &mut Vec<Completion>,
+    ) -> Completion {
+        let WriteOp { id, record } = op;
+        let (digest, payload_bytes) = (record.digest(), record.header().payload_bytes());
+        let wanted_bytes = record_bytes(payload_bytes);
+        let result = if self.chunks.contains_key(&digest) {
+            Err(TierError::AlreadyHeld { digest })
+        } else if let Some((entry, extent)) = self.make_room(wanted_bytes, guard, completions) {
+            let held = Held { payload_bytes, write_id: record.header().write_id() };
+            self.publish(digest, held, entry, extent, record.stored_bytes())
+        } else {
+            let capacity_bytes = self.layout.medium_bytes;
+            Err(TierError::NoSpace { wanted_bytes, capacity_bytes })
+        };
+        match &result {
+            Ok(()) => {
+                self.counters.writes += 1;
+                self.counters.write_bytes += payload_bytes;
+            }
+            Err(error) => self.counters.count_error(error.kind()),
+        }
+        Completion::Write { id, digest, result }
+    }
+
+    /// The bytes, then what names them.
+    fn publish(
+        &mut self,
+        digest: Digest,
+        held: Held,
+        entry: u32,
+        extent: Extent,
+        stored: &[u8],
+    ) -> Result<(), TierError> {
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        self.counters.device_requests += 2;
+        let record = Extent { offset: extent.offset, bytes: stored.len() as u64 };
+        let medium = &mut *self.medium;
+        if let Err(error) = medium.write(extent.offset, stored).and_then(|()| medium.flush(record))
+        {
+            self.space.give(extent);
+            self.free_entries.push(entry);
+            return Err(error.into());
+        }
+        let line = Entry { generation, digest, held, offset: extent.offset };
+        let chunk = Chunk { held, place: Place { extent, generation }, entry };
+        if let Err(error) = media::write_entry(medium, entry, &line) {
+            // It may stand there or not: it must not, before anything of it is used again.
+            self.forget(chunk);
+            return Err(error.into());
+        }
+        self.chunks.insert(digest, chunk);
+        Ok(())
+    }
+
+    /// A free entry and a place; evicts until there are both. Each resident chunk is proposed once at most.
+    fn make_room(
+        &mut self,
+        wanted_bytes: u64,
+        guard: &dyn EvictionGuard,
+        completions: &mut Vec<Completion>,
+    ) -> Option<(u32, Extent)> {
+        let mut proposals_left = self.chunks.len();
+        loop {
+            if !self.free_entries.is_empty()
+                && let Some(extent) = self.space.take(wanted_bytes)
+            {
+                return self.free_entries.pop().map(|entry| (entry, extent));
+            }
+            let (&digest, &chunk) = self.chunks.front().filter(|_| proposals_left > 0)?;
+            proposals_left -= 1;
+            if !self.is_being_read(chunk.place) && guard.try_evict(digest) {
+                self.chunks.remove(&digest);
+                self.counters.evictions += 1;
+                completions.push(Completion::Evicted { digest });
+                self.forget(chunk);
+            } else {
+                // Somebody uses it: it is not the least recently used any more.
+                self.chunks.to_back(&digest);
+            }
+        }
+    }
+
+    fn is_being_read(&self, place: Place) -> bool {
+        self.reads.iter().any(|read| read.chunk.is_some_and(|chunk| chunk.place == place))
+    }
+
+    /// Clears a chunk's entry, then frees its bytes as soon as nobody reads them.
+    fn forget(&mut self, chunk: Chunk) {
+        if media::clear_entry(&mut *self.medium, chunk.entry).is_err() {
+            // The next open may find it, so its bytes stay as they are.
+            self.stuck += 1;
+            return;
+        }
+        self.free_entries.push(chunk.entry);
+        self.doomed.push(chunk);
+        self.reap(chunk.place);
+    }
+
+    fn reap(&mut self, place: Place) {
+        if self.is_being_read(place) {
+            return;
+        }
+        let doomed = self.doomed.iter().position(|chunk| chunk.place == place);
+        if let Some(index) = doomed {
+            self.doomed.swap_remove(index);
+            self.space.give(place.extent);
+        }
+    }
+}
+
+impl Tier for DaxTier {
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities =
+            Capabilities::new(self.payload_bytes_max(), self.config.queue_ops_max);
+        capabilities.persistent = true;
+        capabilities
+    }
+
+    fn submit(&mut self, op: Op, _now_ns: u64) -> Result<(), Rejected> {
+        if self.closed {
+            return Err(Rejected { op, reason: RejectReason::Closed });
+        }
+        if self.in_flight() >= self.config.queue_ops_max as usize {
+            return Err(Rejected { op, reason: RejectReason::QueueFull });
+        }
+        match op {
+            Op::Read(read) => self.accept_read(read)?,
+            Op::Write(write) => {
+                let payload_bytes = write.record.header().payload_bytes();
+                let place = self.space.rounded(record_bytes(payload_bytes));
+                if payload_bytes > self.payload_bytes_max() || place > self.space.bytes() {
+                    let op = Op::Write(write);
+                    return Err(Rejected { op, reason: RejectReason::TooLarge });
+                }
+                self.writes.push_back(write);
+            }
+        }
+        let in_flight = u32::try_from(self.in_flight()).unwrap_or(u32::MAX);
+        self.counters.in_flight_max = self.counters.in_flight_max.max(in_flight);
+        Ok(())
+    }
+
+    fn poll(
+        &mut self,
+        now_ns: u64,
+        guard: &dyn EvictionGuard,
+        completions: &mut Vec<Completion>,
+    ) -> Option<u64> {
+        let mut moved_bytes = 0;
+        while moved_bytes < self.config.poll_bytes_max
+            && let Some(pending) = self.reads.pop_front()
+        {
+            moved_bytes += pending.op.slot.len() as u64;
+            let completion = self.read(pending);
+            completions.push(completion);
+        }
+        while moved_bytes < self.config.poll_bytes_max
+            && !self.hold_writes
+            && let Some(op) = self.writes.pop_front()
+        {
+            moved_bytes += op.record.stored_bytes().len() as u64;
+            let completion = self.write(op, guard, completions);
+            completions.push(completion);
+        }
+        let is_left = !self.reads.is_empty() || (!self.hold_writes && !self.writes.is_empty());
+        is_left.then_some(now_ns)
+    }
+
+    fn hold_writes(&mut self, hold: bool) {
+        self.hold_writes = hold;
+    }
+
+    fn contains(&self, digest: Digest) -> Option<Held> {
+        self.chunks.get(&digest).map(|chunk| chunk.held)
+    }
+
+    fn remove(&mut self, digest: Digest, _now_ns: u64) -> bool {
+        let Some(chunk) = self.chunks.remove(&digest) else { return false };
+        self.forget(chunk);
+        true
+    }
+
+    fn list(&self, visit: &mut dyn FnMut(Digest, Held)) {
+        for (digest, chunk) in &self.chunks {
+            visit(*digest, chunk.held);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.reads.len() + self.writes.len()
+    }
+
+    fn stats(&self) -> TierStats {
+        let mut stats = self.counters.clone();
+        stats.used_bytes = self.layout.data_offset + self.space.used_bytes();
+        stats.capacity_bytes = self.layout.medium_bytes;
+        stats.chunks = self.chunks.len() as u64;
+        stats.removals_pending = self.stuck;
+        stats
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+    }
+}
