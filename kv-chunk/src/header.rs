@@ -182,6 +182,11 @@ impl ChunkHeader {
         if self.canonical_key() == key.canonical() { Ok(()) } else { Err(HeaderError::Key) }
     }
 
+    /// CRC-32C of a block of the payload, as it was when the chunk was written; `None` past the last.
+    pub fn block_crc(&self, block: u32) -> Option<u32> {
+        (block < self.blocks()).then(|| self.0.block_crcs[block as usize].get())
+    }
+
     /// Fails unless `bytes` are exactly the payload blocks from `first_block` on, whole and unchanged.
     pub fn verify_blocks(&self, first_block: u32, bytes: &[u8]) -> Result<(), HeaderError> {
         let start = u64::from(first_block) * BLOCK_BYTES as u64;

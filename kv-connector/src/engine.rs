@@ -23,7 +23,7 @@ use crate::{
     config::windows,
     directory::Directory,
     inspect::{PurgeRefusal, PurgeReport, PurgeRequest},
-    load::load,
+    load::{Arrived, load},
     open::open_tiers,
     shared::Shared,
     socket::StatsSocket,
@@ -183,7 +183,22 @@ impl Engine {
     /// Chunks that `lease` does not cover are loaded as well, if they are still there. Of wants with the same key the
     /// first decides the rank, and any tier that one of them allows serves all of them.
     pub fn load(&self, lease: &Lease, wants: &mut [Want<'_>]) -> StepReport {
-        load(&self.shared, lease, wants)
+        load(&self.shared, lease, wants, &mut |_, _| {})
+    }
+
+    /// As [`Engine::load`], but what wants made by [`Want::handed`] wait for is not copied: `take` is called, on this
+    /// thread, with verified bytes as they land, and the places in `wants` that they are for.
+    ///
+    /// A chunk comes whole or in pieces, in any order. Ranges can come twice, where two tiers read them; what comes
+    /// later replaces what came before. The bytes are the payload's once the want's outcome is a hit; of a chunk that
+    /// became a miss they are to be thrown away.
+    pub fn load_handing(
+        &self,
+        lease: &Lease,
+        wants: &mut [Want<'_>],
+        mut take: impl FnMut(&[usize], Arrived),
+    ) -> StepReport {
+        load(&self.shared, lease, wants, &mut take)
     }
 
     /// The serving engine began a forward pass: a good time for writes. Optional; without these calls, writes run

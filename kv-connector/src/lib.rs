@@ -64,8 +64,8 @@ mod want;
 pub use crate::{
     arenas::Arenas,
     clock::{jump_clock, now_ns},
-    config::SharedSection,
-    config::{Config, EngineConfig, TailPolicy, ThrottleSection, TierConfig, TierKind},
+    config::{Config, EngineConfig, SharedSection},
+    config::{TailPolicy, ThrottleSection, TierConfig, TierKind},
     engine::Engine,
     error::EngineError,
     event::{Event, Observer},
@@ -75,6 +75,6 @@ pub use crate::{
     size::ByteSize,
     stats::{CacheStats, EngineStats, MemoryStats, TierStatus},
     stats::{WindowProbe, WindowSearch, WindowState},
-    want::{Outcome, Source, Want},
+    want::{Arrived, Outcome, Source, Want},
 };
 pub use kv_router::{TierId, TierMask};

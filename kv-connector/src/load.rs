@@ -21,7 +21,11 @@ use crate::{
 };
 
 mod arrive;
+mod hand;
 mod plan;
+
+pub use self::hand::Arrived;
+use self::hand::Taker;
 
 /// Wanted chunks with one key: read once, copied to each destination.
 #[derive(Debug)]
@@ -39,6 +43,10 @@ struct Group {
 struct Load<'a, 'w> {
     shared: &'a Shared,
     wants: &'a mut [Want<'w>],
+    /// Takes what is handed over.
+    taker: Taker<'a>,
+    /// Places in `wants` that take what is handed over next.
+    takers: Vec<usize>,
     groups: Vec<Group>,
     /// Groups without an outcome.
     open: usize,
@@ -58,12 +66,25 @@ struct Running<'a> {
 
 type InMemory = (usize, Source, Arc<Record>);
 
-pub(crate) fn load(shared: &Shared, lease: &Lease, wants: &mut [Want<'_>]) -> StepReport {
+pub(crate) fn load(
+    shared: &Shared,
+    lease: &Lease,
+    wants: &mut [Want<'_>],
+    taker: Taker<'_>,
+) -> StepReport {
     let started = Instant::now();
     let _span = tracing::debug_span!("step", wanted = wants.len()).entered();
     let report = StepReport::new(wants.len(), shared.tiers.len());
-    let to_keep = Vec::new();
-    let mut load = Load { shared, wants, groups: Vec::new(), open: 0, to_keep, report };
+    let mut load = Load {
+        shared,
+        wants,
+        taker,
+        takers: Vec::new(),
+        groups: Vec::new(),
+        open: 0,
+        to_keep: Vec::new(),
+        report,
+    };
     if shared.is_usable() {
         load.run(lease, started);
     } else {
@@ -88,7 +109,7 @@ impl<'a> Load<'a, '_> {
         let running = self.start_reads(&in_memory);
         for (group, source, record) in in_memory {
             let copying = Instant::now();
-            self.copy_record(group, source, &record);
+            self.take_record(group, source, &record);
             self.report.memory_s += copying.elapsed().as_secs_f64();
             if let Some(running) = &running {
                 self.take_arrived(running);
@@ -174,7 +195,7 @@ impl<'a> Load<'a, '_> {
         let group = &self.groups[group];
         let wants = || group.wants.iter().map(|&want| &self.wants[want]);
         let first = &self.wants[group.wants[0]];
-        let bytes = first.dest.len() as u64;
+        let bytes = first.payload_bytes() as u64;
         if bytes > self.shared.config.chunk_bytes_max.0 {
             return Err(MissReason::WrongLength);
         }

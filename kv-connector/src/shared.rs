@@ -77,9 +77,9 @@ impl Shared {
 
     /// Keeps a chunk that was read from a tier, unless all tiers have dropped it by now: a purge looks at the tiers, then
     /// here.
-    pub(crate) fn keep_read(&self, record: Record) {
+    pub(crate) fn keep_read(&self, record: Arc<Record>) {
         let digest = record.digest();
-        self.cache.insert(Arc::new(record));
+        self.cache.insert(record);
         if self.directory.tiers(digest) == 0 {
             self.cache.remove(digest);
         }

@@ -1,11 +1,11 @@
 //! The thread that owns one tier: takes steps, keeps the tier's windows full, and hands over what lands.
 //!
-//! One turn: look into the inbox, collect completions, refill the window, start writes, and only then verify what
-//! landed, so that the device works meanwhile. Nothing here waits for anything but the bell, the tier's own file
+//! One turn: look into the inbox, collect completions, refill the window, start writes, and only then verify one read
+//! that landed, so that the device works meanwhile. Nothing here waits for anything but the bell, the tier's own file
 //! descriptor and a timer.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::{self, JoinHandle},
@@ -60,7 +60,7 @@ pub(crate) struct Worker {
     /// Writes in flight, by op.
     writes: HashMap<u64, (Digest, WriteId)>,
     next_op: u64,
-    landed: Vec<Landed>,
+    landed: VecDeque<Landed>,
     completions: Vec<Completion>,
     rate: Rate,
     chores: Chores,
@@ -133,7 +133,7 @@ impl Worker {
             probe: None,
             writes: HashMap::new(),
             next_op: 0,
-            landed: Vec::new(),
+            landed: VecDeque::new(),
             completions: Vec::new(),
             rate: Rate::default(),
             chores: Chores::default(),

@@ -18,6 +18,8 @@ use thiserror::Error;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const SLOT_ALIGNMENT_BYTES: usize = 4096;
+/// Arenas of this size lie on huge pages alone.
+const HUGE_FROM_BYTES: usize = 8 << 20;
 
 /// What an arena shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +115,12 @@ impl Arena {
         else {
             return Err(size_error);
         };
-        let Some(mapped_bytes) = bytes.checked_add(HUGE_PAGE_BYTES).filter(|_| bytes > 0) else {
+        // The last slots lie on a huge page, too: io_uring sees a registered buffer as huge only if all of it is. To a
+        // small arena that page would be most of what is counted as locked.
+        let page_bytes =
+            if bytes < HUGE_FROM_BYTES { SLOT_ALIGNMENT_BYTES } else { HUGE_PAGE_BYTES };
+        let whole_pages = bytes.checked_next_multiple_of(page_bytes).filter(|_| bytes > 0);
+        let Some(mapped_bytes) = whole_pages.and_then(|it| it.checked_add(HUGE_PAGE_BYTES)) else {
             return Err(size_error);
         };
         let map_error = |source| ArenaError::Map { bytes: mapped_bytes, source };

@@ -106,6 +106,11 @@ pub struct Corruption {
 }
 
 impl Piece {
+    /// The header that came with the bytes.
+    pub fn header(&self) -> &ChunkHeader {
+        &self.header
+    }
+
     /// Checks a completed read of `blocks` (as asked for) of `key`'s chunk: header, canonical key, that all the bytes
     /// asked for came, and their checksums. On failure the slot is released.
     pub fn verify(

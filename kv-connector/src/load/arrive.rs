@@ -1,21 +1,28 @@
 //! What arrives while a load runs: verified pieces are copied out at once, so that their slots serve the next reads.
 
-use std::{sync::mpsc::TryRecvError, time::Instant};
+use std::{
+    sync::{Arc, mpsc::TryRecvError},
+    time::Instant,
+};
 
 use kv_chunk::WriteId;
 use kv_tiers::{Piece, Record};
 
-use super::{Load, Running, plan::miss_reason};
+use super::{Arrived, Load, Running, plan::miss_reason};
 use crate::{
-    MissReason, Outcome, Source,
+    MissReason, Outcome, Source, Want,
     clock::{now_ns, seconds},
     step::Message,
 };
 
 impl Load<'_, '_> {
-    pub(super) fn copy_record(&mut self, group: usize, source: Source, record: &Record) {
+    pub(super) fn take_record(&mut self, group: usize, source: Source, record: &Arc<Record>) {
         let payload = record.payload();
         self.report.memory_bytes += self.copy(group, 0, payload, payload.len());
+        if self.is_handed(group, payload.len()) {
+            self.report.memory_bytes += payload.len() as u64;
+            (self.taker)(&self.takers, Arrived::record(Arc::clone(record)));
+        }
         self.deliver(group, source, payload.len());
     }
 
@@ -102,7 +109,7 @@ impl Load<'_, '_> {
             group.received_bytes = 0;
         }
         // Pieces were planned from the destination's length: of another chunk they are not all of it.
-        if !whole && self.wants[group.wants[0]].dest.len() != payload_len {
+        if !whole && self.wants[group.wants[0]].payload_bytes() != payload_len {
             self.miss(index, MissReason::WrongLength);
             return;
         }
@@ -112,9 +119,12 @@ impl Load<'_, '_> {
         let done = whole || group.received_bytes == payload_len as u64;
         self.copy(index, offset, piece.bytes(), payload_len);
         let write_id = piece.write_id();
-        if whole {
+        let handed = self.is_handed(index, payload_len);
+        if handed {
+            self.hand_over(piece);
+        } else if whole {
             if let Some(record) = piece.into_record() {
-                self.shared.keep_read(record);
+                self.shared.keep_read(Arc::new(record));
             }
         } else {
             drop(piece);
@@ -128,14 +138,36 @@ impl Load<'_, '_> {
         }
     }
 
+    /// Whether somebody takes the bytes of this chunk as they are; `self.takers` says who.
+    fn is_handed(&mut self, group: usize, payload_len: usize) -> bool {
+        let takes = |want: &Want<'_>| want.is_handed() && want.payload_bytes() == payload_len;
+        let wants = self.groups[group].wants.iter().copied();
+        self.takers.clear();
+        self.takers.extend(wants.filter(|&want| takes(&self.wants[want])));
+        !self.takers.is_empty()
+    }
+
+    /// A whole chunk is also kept in memory, if chunks are.
+    fn hand_over(&mut self, piece: Piece) {
+        let arrived = if piece.bytes().len() as u64 == piece.chunk_payload_bytes() {
+            let Some(record) = piece.into_record().map(Arc::new) else { return };
+            self.shared.keep_read(Arc::clone(&record));
+            Arrived::record(record)
+        } else {
+            Arrived::piece(piece)
+        };
+        (self.taker)(&self.takers, arrived);
+    }
+
     /// Copies bytes of a payload to every destination that is as long as the payload.
     fn copy(&mut self, group: usize, offset: usize, bytes: &[u8], payload_len: usize) -> u64 {
         let mut copied = 0;
         for &want in &self.groups[group].wants {
-            let dest = &mut *self.wants[want].dest;
-            if dest.len() != payload_len {
+            let want = &mut self.wants[want];
+            if want.is_handed() || want.dest.len() != payload_len {
                 continue;
             }
+            let dest = &mut *want.dest;
             if let Some(dest) = dest.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes.len()))
             {
                 dest.copy_from_slice(bytes);
@@ -154,7 +186,7 @@ impl Load<'_, '_> {
         self.open -= 1;
         for &want in &group.wants {
             let want = &mut self.wants[want];
-            want.outcome = if want.dest.len() == payload_len {
+            want.outcome = if want.payload_bytes() == payload_len {
                 Outcome::Hit(source)
             } else {
                 Outcome::Miss(MissReason::WrongLength)
@@ -167,7 +199,7 @@ impl Load<'_, '_> {
         let want = &self.wants[self.groups[group].wants[0]];
         let Some(slot) = self.shared.read_slot().filter(|_| want.outcome.is_hit()) else { return };
         if let Ok(record) = Record::encode(slot, want.key, write_id, want.dest) {
-            self.shared.keep_read(record);
+            self.shared.keep_read(Arc::new(record));
         }
     }
 

@@ -194,7 +194,7 @@ impl Worker {
                 if !read.expired {
                     self.read_succeeded();
                 }
-                self.landed.push(Landed { read, slot, done });
+                self.landed.push_back(Landed { read, slot, done });
             }
             Err(error) => {
                 drop(slot);
@@ -217,32 +217,37 @@ impl Worker {
         }
     }
 
-    /// Verifies what landed and hands it to its step.
+    /// Verifies the first that landed and hands it to its step. One a turn: the device is given its next reads before
+    /// the next is verified.
     pub(super) fn deliver_landed(&mut self, now_ns: u64) {
-        let mut landed = std::mem::take(&mut self.landed);
-        for Landed { read, slot, done } in landed.drain(..) {
-            let Read { step, claim, blocks, .. } = read;
-            let verified = Piece::verify(slot, done, step.0.key(claim.chunk), &blocks);
-            match verified {
-                Ok(piece) => {
-                    let (worth, look) = step.0.deliver(claim, piece);
-                    let counters = &self.handle().counters;
-                    let (new_bytes, late_bytes) = match worth {
-                        Worth::Delivered { new_bytes, late_bytes } => (new_bytes, late_bytes),
-                        Worth::Late(bytes) | Worth::Mixed(bytes) => (0, bytes),
-                    };
-                    TierCounters::add(&counters.payload_bytes, new_bytes);
-                    TierCounters::add(&counters.late_bytes, late_bytes);
-                    self.look_again_if(look);
-                }
-                Err(corruption) => {
-                    // First, so that whoever is told of the miss no longer finds the chunk here.
-                    self.drop_corrupt(&corruption, now_ns);
-                    self.look_again_if(step.0.fail(claim, Failure::Corrupt));
-                }
+        while let Some(landed) = self.landed.pop_front() {
+            self.deliver(landed, now_ns);
+            if !self.gone {
+                break;
             }
         }
-        self.landed = landed;
+    }
+
+    fn deliver(&mut self, landed: Landed, now_ns: u64) {
+        let Landed { read: Read { step, claim, blocks, .. }, slot, done } = landed;
+        match Piece::verify(slot, done, step.0.key(claim.chunk), &blocks) {
+            Ok(piece) => {
+                let (worth, look) = step.0.deliver(claim, piece);
+                let counters = &self.handle().counters;
+                let (new_bytes, late_bytes) = match worth {
+                    Worth::Delivered { new_bytes, late_bytes } => (new_bytes, late_bytes),
+                    Worth::Late(bytes) | Worth::Mixed(bytes) => (0, bytes),
+                };
+                TierCounters::add(&counters.payload_bytes, new_bytes);
+                TierCounters::add(&counters.late_bytes, late_bytes);
+                self.look_again_if(look);
+            }
+            Err(corruption) => {
+                // First, so that whoever is told of the miss no longer finds the chunk here.
+                self.drop_corrupt(&corruption, now_ns);
+                self.look_again_if(step.0.fail(claim, Failure::Corrupt));
+            }
+        }
     }
 
     /// Damaged bytes leave the tier; another chunk's or a later version's are left alone.

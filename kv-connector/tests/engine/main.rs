@@ -4,6 +4,7 @@
 mod common;
 #[cfg(test)]
 mod faults;
+mod handing;
 #[cfg(test)]
 mod lifecycle;
 #[cfg(test)]

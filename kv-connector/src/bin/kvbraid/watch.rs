@@ -36,6 +36,12 @@ impl Bar {
         self.bar.set_length(steps);
     }
 
+    /// Whether a signal asked for the end.
+    pub(crate) fn is_stopped(&self) -> bool {
+        // Set once by the listener, read here; nothing else is published with it.
+        self.stop.load(Ordering::Relaxed)
+    }
+
     /// Removes the bar.
     pub(crate) fn done(&self) {
         self.bar.finish_and_clear();
@@ -49,8 +55,7 @@ impl Watch for Bar {
 
     fn step(&self) -> bool {
         self.bar.inc(1);
-        // Set once by the listener, read here; nothing else is published with it.
-        !self.stop.load(Ordering::Relaxed)
+        !self.is_stopped()
     }
 }
 

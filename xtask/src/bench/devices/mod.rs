@@ -94,17 +94,25 @@ pub(super) fn bench(options: &Options) -> Result<()> {
     let json = home.join("raw.json");
     let mut command = Command::new(program);
     command.args(arguments(options, &setup, fio.as_deref(), &json));
+    // What an earlier run left is not this one's.
+    let _ = fs::remove_file(&json);
     let status = wait(&mut command, &signals)?;
     let text = fs::read_to_string(&json);
     drop(setup);
     ensure!(!signals.arrived(), "stopped by a signal");
+    // Where one scenario failed, the others' figures stand.
+    ensure!(text.is_ok() || !status.success(), "kvbraid bench retrieval wrote nothing");
+    if let Ok(text) = text {
+        show(&serde_json::from_str(&text).with_context(|| format!("parse {}", json.display()))?)?;
+    }
     ensure!(status.success(), "kvbraid bench retrieval ended with {status}");
-    let text = text.with_context(|| format!("read {}", json.display()))?;
-    let value: Value =
-        serde_json::from_str(&text).with_context(|| format!("parse {}", json.display()))?;
+    Ok(())
+}
+
+fn show(value: &Value) -> Result<()> {
     write("retrieval-devices", value.clone())?;
-    print!("{}", table::draw(&value));
-    print!("{}", verdict::draw(&value));
+    print!("{}", table::draw(value));
+    print!("{}", verdict::draw(value));
     println!("\nEvery repetition is in {}", directory().join("retrieval-devices.json").display());
     Ok(())
 }

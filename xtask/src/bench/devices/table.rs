@@ -58,9 +58,21 @@ pub(super) fn draw(value: &Value) -> String {
             line(&mut out, row, value);
         }
     }
-    for skipped in rows(value, "skipped") {
-        let word = |key: &str| skipped[key].as_str().unwrap_or("?");
-        let _ = writeln!(out, "SKIP {}: {}", word("scenario"), word("why"));
+    let mut copied = rows(value, "copied").peekable();
+    if copied.peek().is_some() {
+        heading(
+            &mut out,
+            "with the bytes copied to the caller, not judged: fio leaves its own where they landed",
+        );
+        for row in copied {
+            line(&mut out, row, value);
+        }
+    }
+    for (part, word) in [("skipped", "SKIP"), ("failed", "FAILED")] {
+        for row in rows(value, part) {
+            let text = |key: &str| row[key].as_str().unwrap_or("?");
+            let _ = writeln!(out, "{word} {}: {}", text("scenario"), text("why"));
+        }
     }
     out
 }
@@ -146,10 +158,18 @@ pub(super) mod tests {
             "results": [row("two_tiers", "kvbraid", &[5.05, 5.1, 5.3])],
             "short_steps": [],
             "skipped": [{"scenario": "one_device", "why": "no fio"}],
+            "failed": [{"scenario": "colocated", "why": "a disk went"}],
             "parameters": {"limits_mbps": [300, 100]},
         });
         let table = draw(&value);
-        for due in ["5.150", "3.00", "2.00", "1.00..6.00", "SKIP one_device: no fio"] {
+        for due in [
+            "5.150",
+            "3.00",
+            "2.00",
+            "1.00..6.00",
+            "SKIP one_device: no fio",
+            "FAILED colocated: a disk went",
+        ] {
             assert!(table.contains(due), "no {due} in {table}");
         }
         assert!(!table.contains("not judged"));

@@ -1,4 +1,4 @@
-//! fio reading a file as the engine reads its own: the yardstick on one device.
+//! fio reading the engine's own files: the yardstick on one device.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,9 +14,10 @@ use crate::failure::Failure;
 #[derive(Debug)]
 pub(super) struct Fio<'a> {
     pub(super) program: &'a Path,
-    /// Written everywhere.
-    pub(super) file: PathBuf,
-    pub(super) bytes: u64,
+    /// Written everywhere, of one length, and read one after another.
+    pub(super) files: Vec<PathBuf>,
+    /// Length of each.
+    pub(super) file_bytes: u64,
     /// Of one request.
     pub(super) request_bytes: u64,
     /// Requests in flight.
@@ -36,18 +37,24 @@ impl Fio<'_> {
             "--iomem=mmaphuge",
             "--readonly",
             "--thread",
+            "--file_service_type=sequential",
             "--output-format=json",
         ]
         .map(str::to_owned)
         .into();
-        arguments.push(format!("--filename={}", self.file.display()));
+        // fio takes a colon for the end of a name.
+        let name = |file: &PathBuf| file.display().to_string().replace(':', "\\:");
+        let names: Vec<String> = self.files.iter().map(name).collect();
+        arguments.push(format!("--filename={}", names.join(":")));
         arguments.push(format!("--bs={}", self.request_bytes));
         arguments.push(format!("--iodepth={}", self.depth));
-        arguments.push(format!("--size={}", self.bytes / self.request_bytes * self.request_bytes));
+        let file_bytes = self.file_bytes / self.request_bytes * self.request_bytes;
+        arguments.push(format!("--filesize={file_bytes}"));
+        arguments.push(format!("--size={}", file_bytes * self.files.len() as u64));
         arguments
     }
 
-    /// Reads the file once.
+    /// Reads the files once.
     pub(super) fn read(&self) -> Result<Shot, Failure> {
         let output =
             Command::new(self.program).args(self.arguments()).output().map_err(|error| {
@@ -106,13 +113,20 @@ mod tests {
     fn requests_are_as_large_and_as_many_as_asked() {
         let fio = Fio {
             program: Path::new("fio"),
-            file: "/mnt/fio.bin".into(),
-            bytes: 10_000_000,
+            files: vec!["/mnt/a:b".into(), "/mnt/c".into()],
+            file_bytes: 10_000_000,
             request_bytes: 1_052_672,
             depth: 16,
         };
         let arguments = fio.arguments();
-        for due in ["--bs=1052672", "--iodepth=16", "--size=9474048", "--iomem=mmaphuge"] {
+        for due in [
+            "--bs=1052672",
+            "--iodepth=16",
+            "--filename=/mnt/a\\:b:/mnt/c",
+            "--filesize=9474048",
+            "--size=18948096",
+            "--iomem=mmaphuge",
+        ] {
             assert!(arguments.iter().any(|argument| argument == due), "{due}");
         }
     }

@@ -6,6 +6,7 @@ mod cgroup;
 mod costs;
 mod counters;
 mod fio;
+mod handed;
 mod one_device;
 mod policy;
 mod reader;
@@ -58,7 +59,7 @@ struct Retrieval {
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     seconds: f64,
     /// Reads in flight on each device. One chunk of 4 MiB at a time reaches 99 % of a throttled device's rate; one more
-    /// bridges what a busy machine takes to send the next. On the device without a limit it is 4 at least.
+    /// bridges what a busy machine takes to send the next. On the device without a limit it is 16 at least.
     #[arg(long, value_name = "N", default_value_t = 2)]
     window: u32,
     /// The fio command, for the comparison on one device; that is left out without it.
@@ -140,7 +141,16 @@ impl Retrieval {
         if row::has_null(&results) {
             return Err(Failure::failed("a figure is no number: nothing is written"));
         }
-        output::save(&self.json, &format!("{results:#}\n"))
+        output::save(&self.json, &format!("{results:#}\n"))?;
+        // What the others showed stands.
+        match results["failed"].as_array().and_then(|failed| failed.first()) {
+            None => Ok(()),
+            Some(first) => Err(Failure::failed(format!(
+                "{}: {}",
+                first["scenario"].as_str().unwrap_or("?"),
+                first["why"].as_str().unwrap_or("?")
+            ))),
+        }
     }
 
     fn check(&self) -> Result<(), Failure> {

@@ -144,6 +144,14 @@ impl Rig {
         keys(from..from + count)
     }
 
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(super) fn keys(&self) -> &[ChunkKey] {
+        &self.keys
+    }
+
     /// Number of requests that the devices were sent so far.
     pub(super) fn requests(&self) -> u64 {
         self.engine.stats().tiers.iter().map(|tier| tier.device_requests).sum()
@@ -247,7 +255,7 @@ impl Rig {
 }
 
 impl Shot {
-    fn add(&mut self, report: &StepReport) {
+    pub(super) fn add(&mut self, report: &StepReport) {
         self.bytes += report.storage_bytes;
         self.duplicate_bytes += report.duplicate_bytes;
         self.tier_bytes.resize(report.tiers.len(), 0);

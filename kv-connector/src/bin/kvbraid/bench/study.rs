@@ -55,6 +55,10 @@ struct Results {
     short: Vec<Row>,
     grid: Vec<Value>,
     skipped: Vec<Value>,
+    /// Scenarios that gave no figures, and why.
+    failed: Vec<Value>,
+    /// The engine's steps on one device with the bytes copied to the caller.
+    copied: Vec<Row>,
     /// Every run of a device alone.
     alone: Vec<Value>,
 }
@@ -68,26 +72,46 @@ impl Study {
         let mut results = Results::default();
         for &scenario in scenarios {
             bar.phase(scenario.name());
-            if scenario == Scenario::OneDevice {
-                let found = one_device::run(self, &mut buffer, crc_s_per_gb, &bar)?;
-                results.rows.extend(found.rows);
-                results.skipped.extend(found.skipped);
-                continue;
-            }
-            let mut trial = Trial::new(self, scenario, self.seconds, &mut buffer)?;
-            results.io_modes = trial.kvbraid.io_modes();
-            let rows = trial.run(&Policy::ALL, &mut results.grid, crc_s_per_gb, &bar)?;
-            results.alone.append(&mut trial.alone_runs);
-            results.rows.extend(rows);
-            drop(trial);
-            if scenario == Scenario::TwoTiers && self.seconds > SHORT_SECONDS {
-                let mut trial = Trial::new(self, scenario, SHORT_SECONDS, &mut buffer)?;
-                let policies = [Policy::FastOnly, Policy::Window, Policy::Kvbraid];
-                results.short = trial.run(&policies, &mut Vec::new(), crc_s_per_gb, &bar)?;
+            match self.run_scenario(scenario, &mut buffer, crc_s_per_gb, &bar, &mut results) {
+                Ok(()) => {}
+                Err(stopped) if bar.is_stopped() => return Err(stopped),
+                Err(failure) => {
+                    let why = failure.line();
+                    results.failed.push(json!({"scenario": scenario.name(), "why": why}));
+                }
             }
         }
         bar.done();
         Ok(self.document(&results))
+    }
+
+    fn run_scenario(
+        &self,
+        scenario: Scenario,
+        buffer: &mut [u8],
+        crc_s_per_gb: f64,
+        bar: &Bar,
+        results: &mut Results,
+    ) -> Result<(), Failure> {
+        if scenario == Scenario::OneDevice {
+            let found = one_device::run(self, buffer, bar)?;
+            results.rows.extend(found.rows);
+            results.copied.extend(found.copied);
+            results.skipped.extend(found.skipped);
+            return Ok(());
+        }
+        let mut trial = Trial::new(self, scenario, self.seconds, buffer)?;
+        results.io_modes = trial.kvbraid.io_modes();
+        let rows = trial.run(&Policy::ALL, &mut results.grid, crc_s_per_gb, bar)?;
+        results.alone.append(&mut trial.alone_runs);
+        results.rows.extend(rows);
+        drop(trial);
+        if scenario == Scenario::TwoTiers && self.seconds > SHORT_SECONDS {
+            let mut trial = Trial::new(self, scenario, SHORT_SECONDS, buffer)?;
+            let policies = [Policy::FastOnly, Policy::Window, Policy::Kvbraid];
+            results.short = trial.run(&policies, &mut Vec::new(), crc_s_per_gb, bar)?;
+        }
+        Ok(())
     }
 
     fn document(&self, results: &Results) -> Value {
@@ -96,7 +120,9 @@ impl Study {
             "results": rows(&results.rows),
             "short_steps": rows(&results.short),
             "static_grid": results.grid,
+            "copied": rows(&results.copied),
             "skipped": results.skipped,
+            "failed": results.failed,
             "alone": results.alone,
             "details": results.rows.iter().map(Row::to_detail).collect::<Vec<_>>(),
             "parameters": {
