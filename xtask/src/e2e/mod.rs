@@ -4,6 +4,7 @@
 //! where. Everything is started on loopback and taken down at the end. What a machine cannot do is a skip with a reason.
 
 mod capacity;
+mod dax;
 mod faults;
 mod filesystems;
 mod guard;
@@ -19,7 +20,7 @@ use crate::{run, tally::Tally};
 /// Arguments of `cargo xtask e2e`.
 #[derive(clap::Args)]
 pub(crate) struct E2e {
-    /// Only this suite: `capacity`, `faults`, `filesystems`, `seaweed` or `seccomp`.
+    /// Only this suite: `capacity`, `dax`, `faults`, `filesystems`, `seaweed` or `seccomp`.
     name: Option<String>,
     /// As many seeded runs, kills and writes as a release needs, not the tenth that a change needs.
     #[arg(long)]
@@ -30,6 +31,7 @@ type Suite = fn(&mut Report) -> Result<()>;
 
 const SUITES: &[(&str, Suite)] = &[
     ("capacity", capacity::run),
+    ("dax", dax::run),
     ("faults", faults::run),
     ("filesystems", filesystems::run),
     ("seaweed", seaweed::run),
