@@ -29,7 +29,10 @@ pub(crate) struct Recovered {
 pub(crate) fn store(config: &DaxTierConfig, medium: &mut dyn Medium) -> Result<Layout, TierError> {
     let found = if config.format == Format::Always { Found::Blank } else { media::look(medium)? };
     match found {
-        Found::Store(layout) => return Ok(layout),
+        // A medium may have grown or shrunk since.
+        Found::Store(layout) => {
+            return Ok(Layout { medium_bytes: layout.medium_bytes.min(medium.bytes()), ..layout });
+        }
         Found::Newer { version } => {
             let path = medium.path().to_owned();
             return Err(TierError::Newer { path, found: version, known: MEDIA_VERSION });

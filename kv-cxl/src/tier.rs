@@ -126,7 +126,7 @@ impl DaxTier {
         let layout = recover::store(&config, &mut *medium)?;
         let whole = Extent {
             offset: layout.data_offset,
-            bytes: layout.medium_bytes.min(medium.bytes()).saturating_sub(layout.data_offset),
+            bytes: layout.medium_bytes.saturating_sub(layout.data_offset),
         };
         let space = Space::new(whole, align);
         let Recovered { chunks, free_entries, next_generation, space, stuck } =

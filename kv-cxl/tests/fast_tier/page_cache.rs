@@ -4,7 +4,7 @@ use std::{fs, thread};
 
 use kv_cxl::{
     DeviceDax, DeviceDaxConfig, Extent, FastTier, FastTierError, Medium, PageCacheConfig,
-    PageCacheFlash, Pinning, Protection, StageEvent, StageId,
+    PageCacheFlash, Pinning, Protection, Residency, StageEvent, StageId,
 };
 
 use crate::contract::stage;
@@ -152,4 +152,15 @@ fn bytes_written_to_either_medium_are_read_back_after_opening_again() {
     let mut page = [0; 4096];
     flash.medium().read(0, &mut page).unwrap();
     assert_eq!(page, [7; 4096]);
+}
+
+#[test]
+fn opening_brings_nothing_into_fast_memory() {
+    let directory = directory();
+    let flash = PageCacheFlash::open(config(&directory)).unwrap();
+    let all = [Extent { offset: 0, bytes: 32 * MIB }];
+    let residency = flash.residency(&all).unwrap();
+    let in_memory = Residency::Bytes(32 * MIB);
+    // All of it: the file system itself lives in memory.
+    assert!([Residency::Bytes(0), in_memory].contains(&residency), "{residency:?}");
 }

@@ -7,6 +7,7 @@ use std::{
 
 use kv_cxl::{DaxTier, DaxTierConfig, DeviceDax, DeviceDaxConfig, Format, Place};
 use kv_tiers::{Tier, TierError};
+use proptest::{collection::vec, prelude::*};
 
 use crate::chunks::{Content, Driver, digest};
 
@@ -167,4 +168,49 @@ fn a_medium_in_use_is_refused() {
     let _tier = open(&store.path, Format::IfBlank).unwrap();
     let refused = DeviceDax::open(&DeviceDaxConfig::new(&store.path)).unwrap_err().to_string();
     assert!(refused.contains("another process"), "{refused}");
+}
+
+#[test]
+fn a_medium_that_has_grown_or_shrunk_keeps_what_still_fits() {
+    let store = Store::blank();
+    let mut driver = store.driver();
+    let contents = (0..12).map(|number| Content { number, ..CONTENT });
+    contents.for_each(|content| driver.write(content).0.unwrap());
+    drop(driver);
+    // To where the fifth chunk ends.
+    let fifth = open(&store.path, Format::IfBlank).unwrap().place(digest(4)).unwrap();
+    let end = fifth.extent.end().unwrap();
+    let file = fs::File::options().write(true).open(&store.path).unwrap();
+    for (bytes, chunks) in [(2 * IMAGE_BYTES as u64, 12), (end, 5), (2 * IMAGE_BYTES as u64, 5)] {
+        file.set_len(bytes).unwrap();
+        let mut driver = store.driver();
+        let stats = driver.tier.stats();
+        assert_eq!(stats.chunks, chunks, "{bytes}");
+        assert!(stats.used_bytes <= stats.capacity_bytes, "{stats:?}");
+        assert_eq!(stats.capacity_bytes, bytes.min(IMAGE_BYTES as u64));
+        assert_eq!(driver.read(4), Ok(Some(Content { number: 4, ..CONTENT })));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn damage_anywhere_costs_chunks_and_never_gives_wrong_bytes(
+        damage in vec((0..32_768_usize, any::<u8>()), 1..40),
+    ) {
+        let store = Store::filled();
+        store.driver().write(Content { number: 8, ..CONTENT }).0.unwrap();
+        store.change(|bytes| damage.iter().for_each(|(at, byte)| bytes[*at] = *byte));
+        // What is not a store any more is refused; what is one gives right bytes, or a miss, or says that they are not.
+        if let Ok(tier) = open(&store.path, Format::IfBlank) {
+            let mut driver = Driver::new(Box::new(tier), 64 << 10);
+            for number in [7, 8] {
+                if let Ok(Some(content)) = driver.read(number) {
+                    prop_assert_eq!(content, Content { number, ..CONTENT });
+                }
+            }
+            driver.write(Content { number: 9, ..CONTENT }).0.unwrap();
+        }
+    }
 }
