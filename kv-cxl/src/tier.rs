@@ -88,8 +88,6 @@ pub struct DaxTier {
     next_generation: u64,
     reads: VecDeque<PendingRead>,
     writes: VecDeque<WriteOp>,
-    /// Removed while a read of them was queued: their bytes still count.
-    doomed: Vec<Chunk>,
     /// Entries that could not be cleared, and so keep their places.
     stuck: u64,
     hold_writes: bool,
@@ -143,7 +141,6 @@ impl DaxTier {
             next_generation,
             reads: VecDeque::new(),
             writes: VecDeque::new(),
-            doomed: Vec::new(),
             stuck,
             hold_writes: false,
             closed: false,
@@ -188,9 +185,6 @@ impl DaxTier {
                 self.counters.read_bytes += done.payload_bytes as u64;
             }
             Err(error) => self.counters.count_error(error.kind()),
-        }
-        if let Some(chunk) = chunk {
-            self.reap(chunk.place);
         }
         Completion::Read { id, digest, slot, result }
     }
@@ -293,7 +287,7 @@ impl DaxTier {
             }
             let (&digest, &chunk) = self.chunks.front().filter(|_| proposals_left > 0)?;
             proposals_left -= 1;
-            if !self.is_being_read(chunk.place) && guard.try_evict(digest) {
+            if guard.try_evict(digest) {
                 self.chunks.remove(&digest);
                 self.counters.evictions += 1;
                 completions.push(Completion::Evicted { digest });
@@ -305,11 +299,7 @@ impl DaxTier {
         }
     }
 
-    fn is_being_read(&self, place: Place) -> bool {
-        self.reads.iter().any(|read| read.chunk.is_some_and(|chunk| chunk.place == place))
-    }
-
-    /// Clears a chunk's entry, then frees its bytes as soon as nobody reads them.
+    /// Clears a chunk's entry; then its bytes may be overwritten.
     fn forget(&mut self, chunk: Chunk) {
         if media::clear_entry(&mut *self.medium, chunk.entry).is_err() {
             // The next open may find it, so its bytes stay as they are.
@@ -317,19 +307,7 @@ impl DaxTier {
             return;
         }
         self.free_entries.push(chunk.entry);
-        self.doomed.push(chunk);
-        self.reap(chunk.place);
-    }
-
-    fn reap(&mut self, place: Place) {
-        if self.is_being_read(place) {
-            return;
-        }
-        let doomed = self.doomed.iter().position(|chunk| chunk.place == place);
-        if let Some(index) = doomed {
-            self.doomed.swap_remove(index);
-            self.space.give(place.extent);
-        }
+        self.space.give(chunk.place.extent);
     }
 }
 
@@ -383,7 +361,10 @@ impl Tier for DaxTier {
             let completion = self.read(pending);
             completions.push(completion);
         }
+        // Only a write overwrites what is free, and none starts while a read is queued: a chunk that was removed or evicted
+        // after a read of it was accepted is still there for it.
         while moved_bytes < self.config.poll_bytes_max
+            && self.reads.is_empty()
             && !self.hold_writes
             && let Some(op) = self.writes.pop_front()
         {
