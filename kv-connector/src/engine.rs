@@ -29,7 +29,7 @@ use crate::{
     socket::StatsSocket,
     sync::lock_plain,
     tier_handle::TierHandle,
-    tier_thread,
+    tier_thread::{self, Sample},
     totals::Totals,
 };
 
@@ -82,13 +82,13 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let span = tracing::info_span!("open", tiers = tiers.len()).entered();
         let shared = Arc::new(share(config, arenas, &tiers)?);
-        for (id, tier) in (0..).map(TierId).zip(&tiers) {
-            register(&shared, id, tier.as_ref());
-        }
+        let ids = (0..).map(TierId);
+        let samples: Vec<Sample> =
+            ids.clone().zip(&tiers).map(|(id, tier)| register(&shared, id, &**tier)).collect();
         let mut engine = Self { shared, threads: Mutex::default(), socket: None };
         // If one does not start, dropping the engine closes the others.
-        for (id, tier) in (0..).map(TierId).zip(tiers) {
-            let thread = tier_thread::spawn(&engine.shared, id, tier)?;
+        for ((id, tier), sample) in ids.zip(tiers).zip(samples) {
+            let thread = tier_thread::spawn(&engine.shared, id, tier, sample)?;
             lock_plain(&engine.threads).push(thread);
         }
         if let Some(path) = &engine.shared.config.socket {
@@ -275,10 +275,12 @@ fn share(config: Config, arenas: Arenas, tiers: &[Box<dyn Tier>]) -> Result<Shar
     })
 }
 
-/// Enters what the tier held when it was opened into the directory.
-fn register(shared: &Shared, id: TierId, tier: &dyn Tier) {
+/// Enters what the tier held when it was opened into the directory; some of it.
+fn register(shared: &Shared, id: TierId, tier: &dyn Tier) -> Sample {
+    let mut sample = Sample::default();
     tier.list(&mut |digest, _| {
         shared.directory.set(digest, id.0);
+        sample.offer(digest);
     });
     let stats = tier.stats();
     let name = tier.name();
@@ -288,6 +290,7 @@ fn register(shared: &Shared, id: TierId, tier: &dyn Tier) {
         used_bytes = stats.used_bytes,
         "tier opened"
     );
+    sample
 }
 
 impl From<Refused> for StoreRefusal {

@@ -44,6 +44,7 @@ mod load;
 mod metrics;
 mod open;
 mod outcome;
+mod pages;
 pub mod replay;
 mod report;
 mod shared;

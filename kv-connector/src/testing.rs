@@ -1,12 +1,15 @@
-//! Keys for unit tests.
+//! Namespaces and keys for unit tests, and for the integration tests, which share this file.
+
+#![allow(dead_code, clippy::allow_attributes, reason = "each test crate uses some of it")]
 
 use std::collections::BTreeMap;
 
 use kv_chunk::{ChunkKey, Namespace};
 
-pub(crate) fn key(n: u64) -> ChunkKey {
-    let namespace = Namespace {
-        model: "test".to_owned(),
+/// All of a namespace but its model.
+pub(crate) fn namespace(model: &str) -> Namespace {
+    Namespace {
+        model: model.to_owned(),
         weights: "1".to_owned(),
         dtype: "bf16".to_owned(),
         layout: "NHD".to_owned(),
@@ -20,6 +23,10 @@ pub(crate) fn key(n: u64) -> ChunkKey {
         engine: "test".to_owned(),
         engine_major: 1,
         extra: BTreeMap::new(),
-    };
-    ChunkKey::new(&namespace, 0, 0, &n.to_le_bytes(), b"").unwrap()
+    }
+}
+
+/// Chunk `n` of one model.
+pub(crate) fn key(n: u64) -> ChunkKey {
+    ChunkKey::new(&namespace("test"), 0, 0, &n.to_le_bytes(), b"").unwrap()
 }

@@ -31,7 +31,7 @@ mod sleep;
 mod sounding;
 mod writes;
 
-pub(crate) use self::chores::CHORE_READS_MAX;
+pub(crate) use self::{chores::CHORE_READS_MAX, sounding::Sample};
 use self::{
     chores::Chores,
     depth::Depth,
@@ -80,11 +80,12 @@ pub(crate) fn spawn(
     shared: &Arc<Shared>,
     id: TierId,
     tier: Box<dyn Tier>,
+    sample: Sample,
 ) -> Result<JoinHandle<()>, EngineError> {
     let handle = &shared.tiers[id.index()];
     let name = format!("kvb-{}", handle.name);
     // Thread names are cut at 15 bytes by the system.
-    let worker = Worker::new(shared, id, tier);
+    let worker = Worker::new(shared, id, tier, sample);
     // Whoever asks before the thread runs learns what was found at open.
     worker.put_snapshot();
     let sleeper = Sleeper::new()?;
@@ -104,7 +105,7 @@ fn run(mut worker: Worker, mut sleeper: Sleeper) {
 }
 
 impl Worker {
-    fn new(shared: &Arc<Shared>, id: TierId, tier: Box<dyn Tier>) -> Self {
+    fn new(shared: &Arc<Shared>, id: TierId, tier: Box<dyn Tier>, sample: Sample) -> Self {
         let handle = &shared.tiers[id.index()];
         let mut breaker = BreakerConfig::default();
         let queue_max = tier.capabilities().queue_ops_max.max(1);
@@ -118,7 +119,7 @@ impl Worker {
         let depth = Depth::new(windows);
         // What a probe reads beside its tier's window must not be what the other tiers read into.
         let sounding = if depth.is_learned() && shared.holds_two_windows() {
-            Sounding::new(tier.as_ref(), depth.max())
+            Sounding::new(sample, depth.max())
         } else {
             Sounding::default()
         };

@@ -2,9 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use kv_chunk::{ChunkKey, KeySpace, Namespace};
 use kv_connector::{
     ByteSize, Config, Engine, MissReason, Outcome, StoreRefusal, Stored, TierConfig, Want,
 };
@@ -13,6 +12,11 @@ use nix::{
     sys::wait::{WaitStatus, waitpid},
     unistd::{ForkResult, alarm, fork},
 };
+
+#[path = "../src/testing.rs"]
+mod testing;
+
+use testing::key;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -31,26 +35,6 @@ fn in_child(child: impl FnOnce() -> bool) -> bool {
             matches!(waitpid(child, None).unwrap(), WaitStatus::Exited(_, 0))
         }
     }
-}
-
-fn key(n: u64) -> ChunkKey {
-    let space = KeySpace::new(&Namespace {
-        model: "test".to_owned(),
-        weights: "1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "NHD".to_owned(),
-        chunk_tokens: 16,
-        serde: "raw".to_owned(),
-        hash_algorithm: "xxh3".to_owned(),
-        hash_seed: "0".to_owned(),
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        engine: "test".to_owned(),
-        engine_major: 1,
-        extra: BTreeMap::new(),
-    });
-    space.unwrap().key(0, 0, &n.to_le_bytes(), b"").unwrap()
 }
 
 fn load(engine: &Engine) -> (Outcome, [u8; 5]) {

@@ -69,7 +69,9 @@ pub use crate::{
     op::{Completion, Op, OpId, Purpose, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
     shared::{Modes, PublishBy, SharedConfig, SharedDetail, SharedTier},
-    tier::{Capabilities, EvictionGuard, Held, IoMode, Located, Tier, TierStats, Unguarded},
+    tier::{
+        Capabilities, EvictionGuard, Held, IoMode, ListCursor, Located, Tier, TierStats, Unguarded,
+    },
     wrap::{
         Crash, CrashImage, Crashing, Dead, Drift, Fault, FaultHandle, FaultKind, FaultPlan, Faulty,
         FlushPolicy, FlushViolation, Latency, Stalls, ThrottleConfig, ThrottleHandle, Throttled,

@@ -1,6 +1,6 @@
 //! The seam: what a storage tier is to everything above it.
 
-use std::{fmt, os::fd::BorrowedFd};
+use std::{collections::BTreeMap, fmt, os::fd::BorrowedFd};
 
 use kv_chunk::{Digest, WriteId};
 
@@ -76,6 +76,43 @@ pub trait Tier: fmt::Debug + Send {
     /// Visits every readable chunk, in no order.
     fn list(&self, visit: &mut dyn FnMut(Digest, Held));
 
+    /// Visits at most `max` (at least one) readable chunks from `from` on, in an order of the tier's own, and says where
+    /// to go on; `None` at the end. Called until then, it visits each chunk that stays readable meanwhile, as the same
+    /// staging, exactly once, and of others some.
+    ///
+    /// What the caller holds is bounded by `max`. The default goes through [`list`](Tier::list) for each call; a tier that
+    /// can begin in the middle does better.
+    fn list_from(
+        &self,
+        from: ListCursor,
+        max: usize,
+        visit: &mut dyn FnMut(Digest, Held),
+    ) -> Option<ListCursor> {
+        let max = max.max(1);
+        // The next ones by digest.
+        let (mut page, mut more) = (BTreeMap::new(), false);
+        self.list(&mut |digest, held| {
+            let place = u128::from_be_bytes(digest.to_bytes());
+            if place < from.0 {
+                return;
+            }
+            if page.len() < max || page.last_key_value().is_some_and(|(last, _)| place < *last) {
+                page.insert(place, held);
+            } else {
+                more = true;
+            }
+            if page.len() > max {
+                page.pop_last();
+                more = true;
+            }
+        });
+        let next = page.last_key_value().and_then(|(last, _)| last.checked_add(1));
+        for (place, held) in page {
+            visit(Digest::from_bytes(place.to_be_bytes()), held);
+        }
+        next.filter(|_| more).map(ListCursor)
+    }
+
     /// Ops accepted and not completed.
     fn in_flight(&self) -> usize;
 
@@ -90,6 +127,15 @@ pub trait Tier: fmt::Debug + Send {
 }
 
 const _: Option<&dyn Tier> = None;
+
+/// Where a listing in parts goes on. What the number means is the tier's own business.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListCursor(pub u128);
+
+impl ListCursor {
+    /// The beginning.
+    pub const START: Self = Self(0);
+}
 
 /// Confirms evictions: only the engine knows which chunks are leased.
 pub trait EvictionGuard {

@@ -7,8 +7,8 @@ use std::os::fd::BorrowedFd;
 use kv_chunk::Digest;
 use kv_tiers::{
     Arena, ArenaConfig, Capabilities, Completion, CrashImage, Crashing, EvictionGuard, FaultKind,
-    FaultPlan, Faulty, FlushPolicy, Held, Located, MemoryConfig, MemoryTier, Op, Rejected, Tier,
-    TierError, TierStats, Unguarded, When,
+    FaultPlan, Faulty, FlushPolicy, Held, ListCursor, Located, MemoryConfig, MemoryTier, Op,
+    Rejected, Tier, TierError, TierStats, Unguarded, When,
     conformance::{self, Broken, Harness, Open, OpenTier},
 };
 
@@ -32,6 +32,7 @@ enum Break {
     LocatesNothing,
     LocatesForEver,
     ListsInPart,
+    PagesOneTwice,
     CountsReadsTwice,
     ForgetsItsErrors,
     NeverRests,
@@ -170,6 +171,17 @@ impl Tier for Mutant {
         });
     }
 
+    fn list_from(
+        &self,
+        from: ListCursor,
+        max: usize,
+        visit: &mut dyn FnMut(Digest, Held),
+    ) -> Option<ListCursor> {
+        let next = self.inner.list_from(from, max, visit)?;
+        let back = u128::from(self.way == Break::PagesOneTwice);
+        Some(ListCursor(next.0 - back))
+    }
+
     fn in_flight(&self) -> usize {
         self.inner.in_flight()
     }
@@ -227,6 +239,7 @@ fn each_broken_rule_is_seen_and_named() {
         (Break::LocatesNothing, "what_is_located_is_held", "is located as None"),
         (Break::LocatesForEver, "what_is_located_is_held", "is never answered"),
         (Break::ListsInPart, "whole_and_pieces_agree", "list shows"),
+        (Break::PagesOneTwice, "whole_and_pieces_agree", "list_from shows"),
         (Break::CountsReadsTwice, "stats_count_what_happened", "reads"),
         (Break::ForgetsItsErrors, "stats_count_what_happened", "errors"),
         (Break::NeverRests, "an_idle_tier_asks_for_nothing", "still asks"),

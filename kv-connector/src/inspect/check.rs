@@ -124,11 +124,10 @@ fn read_all(
     each: &mut dyn FnMut() -> bool,
     stopped: &mut bool,
 ) -> TierCheck {
-    let chunks = tier.chunks();
     let mut found = TierCheck {
         name: tier.name.clone(),
         state: Some(tier.state),
-        chunks: chunks.len() as u64,
+        chunks: tier.tier.as_ref().map_or(0, |tier| tier.stats().chunks),
         torn_slots: tier.torn_slots,
         newer_chunks: tier.newer_chunks,
         damaged_files: tier.found(FindingKind::Damaged),
@@ -156,7 +155,7 @@ fn read_all(
     if !*stopped {
         let mut pace = Pace::new(options.bytes_per_s);
         let mut reader = Reader::new(inner, arena, Depth::All);
-        let ended = reader.visit(&chunks, &mut pace, &mut count);
+        let ended = reader.visit_all(&mut pace, &mut count);
         *stopped = ended == Err(Ended::Stopped);
         found.stalled = ended == Err(Ended::Stalled);
     }

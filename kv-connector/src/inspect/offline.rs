@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
-use kv_chunk::{Digest, HEADER_BYTES};
-use kv_tiers::{Arena, ArenaConfig, Finding, FindingKind, Held, Tier};
+use kv_chunk::HEADER_BYTES;
+use kv_tiers::{Arena, ArenaConfig, Finding, FindingKind, Tier};
 use serde::Serialize;
 
 use super::read::{BLOCKS_PER_READ, READS_MAX, settle};
@@ -135,16 +135,6 @@ impl OfflineTier {
         settle(opened.tier.as_mut());
         drop(opened);
         self.reopen(arena)
-    }
-
-    /// Every chunk that its index names, in the order of their digests.
-    pub(super) fn chunks(&self) -> Vec<(Digest, Held)> {
-        let mut chunks = Vec::new();
-        if let Some(tier) = &self.tier {
-            tier.list(&mut |digest, held| chunks.push((digest, held)));
-        }
-        chunks.sort_unstable_by_key(|(digest, _)| *digest);
-        chunks
     }
 
     /// Findings of one kind, a line each.

@@ -83,11 +83,10 @@ fn purge_tier(
     dry_run: bool,
     each: &mut dyn FnMut() -> bool,
 ) -> Result<TierPurgeOffline, EngineError> {
-    let chunks = tier.chunks();
     let mut found = TierPurgeOffline {
         name: tier.name.clone(),
         state: Some(tier.state),
-        chunks: chunks.len() as u64,
+        chunks: tier.tier.as_ref().map_or(0, |tier| tier.stats().chunks),
         ..TierPurgeOffline::default()
     };
     let Some(inner) = tier.tier.as_deref_mut() else { return Ok(found) };
@@ -109,7 +108,7 @@ fn purge_tier(
         each()
     };
     let mut reader = Reader::new(inner, arena, Depth::Header);
-    found.stalled = reader.visit(&chunks, &mut Pace::new(None), &mut look).is_err();
+    found.stalled = reader.visit_all(&mut Pace::new(None), &mut look).is_err();
     if dry_run || matched.is_empty() {
         return Ok(found);
     }
@@ -119,7 +118,9 @@ fn purge_tier(
         // What a file system cannot sync it will not keep either.
         let _ = syncfs(&directory);
     }
-    let left = tier.chunks().iter().filter(|(digest, _)| matched.contains(digest)).count() as u64;
+    let found_again =
+        |digest: &&Digest| tier.tier.as_ref().is_some_and(|tier| tier.contains(**digest).is_some());
+    let left = matched.iter().filter(found_again).count() as u64;
     (found.left_chunks, found.removed_chunks) = (left, found.matched_chunks - left);
     Ok(found)
 }

@@ -17,7 +17,7 @@ use kv_tiers::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use crate::clock::now_ns;
+use crate::{clock::now_ns, pages::Pages};
 
 /// Blocks of 1 MiB in one read: any chunk is read with slots of this size.
 pub(super) const BLOCKS_PER_READ: u32 = 4;
@@ -161,8 +161,24 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Reads every chunk that the tier has, calling `each` as [`visit`](Self::visit) does.
+    pub(super) fn visit_all(
+        &mut self,
+        pace: &mut Pace,
+        each: &mut dyn FnMut(&mut dyn Tier, Seen) -> bool,
+    ) -> Result<(), Ended> {
+        let mut pages = Pages::default();
+        loop {
+            let page = pages.take_page(self.tier);
+            if page.is_empty() {
+                return Ok(());
+            }
+            self.visit(&page, pace, each)?;
+        }
+    }
+
     /// Reads `chunks` in this order, calling `each` with every one when it is known; false from it stops.
-    pub(super) fn visit(
+    fn visit(
         &mut self,
         chunks: &[(Digest, Held)],
         pace: &mut Pace,

@@ -12,6 +12,7 @@ use super::Worker;
 use crate::{
     Event,
     inspect::{Damage, Errand, TierPurge, verify},
+    pages::Pages,
     tier_handle::TierCounters,
 };
 
@@ -52,8 +53,8 @@ enum Why {
 /// The scrubber's way through the tier.
 #[derive(Default)]
 struct Scrub {
-    /// Chunks of this pass, and the block that comes next in the last of them.
-    todo: Vec<(Digest, Held)>,
+    /// Chunks of this pass, and the block that comes next in the first of them.
+    todo: Pages,
     block: u32,
     /// The rate allows nothing before.
     next_ns: u64,
@@ -63,7 +64,7 @@ struct Scrub {
 
 struct Purge {
     errand: Arc<Errand>,
-    todo: Vec<(Digest, Held)>,
+    todo: Pages,
     /// Selected, and leased when it was to be removed.
     leased: Vec<Digest>,
     found: TierPurge,
@@ -78,9 +79,7 @@ impl Chores {
 impl Worker {
     pub(super) fn begin_purge(&mut self, errand: Arc<Errand>) {
         self.end_purge(false);
-        let mut todo = Vec::new();
-        self.tier.list(&mut |digest, held| todo.push((digest, held)));
-        let found = TierPurge { chunks: todo.len() as u64, ..TierPurge::default() };
+        let (todo, found) = (Pages::default(), TierPurge::default());
         self.chores.purge = Some(Purge { errand, todo, leased: Vec::new(), found });
     }
 
@@ -102,10 +101,9 @@ impl Worker {
     /// Submits the read of one header.
     fn look_at_next(&mut self, now_ns: u64) -> bool {
         let Some(purge) = &mut self.chores.purge else { return false };
-        let Some((digest, held)) = purge.todo.pop() else { return false };
+        let Some((digest, held)) = purge.todo.peek(self.tier.as_ref()) else { return false };
         let blocks = 0..0;
         let Some(slot) = self.shared.read_slot() else {
-            purge.todo.push((digest, held));
             self.chores.again_ns = Some(now_ns.saturating_add(LEASE_LOOK_NS));
             return false;
         };
@@ -115,13 +113,16 @@ impl Worker {
         let rejected =
             self.tier.submit(Op::Read(op), now_ns).map_err(|Rejected { reason, .. }| reason);
         let Some(purge) = &mut self.chores.purge else { return false };
+        if rejected != Err(RejectReason::QueueFull) {
+            purge.todo.pass();
+            purge.found.chunks += 1;
+        }
         match rejected {
             Ok(()) => {
                 self.chores.reads.insert(id, ChoreRead { digest, held, blocks, why: Why::Purge });
                 true
             }
             Err(RejectReason::QueueFull) => {
-                purge.todo.push((digest, held));
                 self.chores.again_ns = Some(now_ns.saturating_add(LEASE_LOOK_NS));
                 false
             }
@@ -206,7 +207,7 @@ impl Worker {
     fn finish_purge(&mut self, now_ns: u64) -> bool {
         let looked = !self.chores.reads.values().any(|read| read.why == Why::Purge);
         let Some(purge) = &mut self.chores.purge else { return false };
-        if !looked || !purge.todo.is_empty() {
+        if !looked || !purge.todo.is_at_end() {
             return false;
         }
         let leased = std::mem::take(&mut purge.leased);
@@ -256,10 +257,11 @@ impl Worker {
         if rate == 0 || self.gone || scrub.in_flight || now_ns < scrub.next_ns || !self.is_idle() {
             return false;
         }
-        let Some(&(digest, held)) = self.chores.scrub.todo.last() else {
+        let Some((digest, held)) = self.chores.scrub.todo.peek(self.tier.as_ref()) else {
             self.begin_pass(now_ns);
             return false;
         };
+        self.chores.scrub.began = true;
         // Of its own accord it takes nothing from the host cache.
         let Some(slot) = self.shared.arenas.reads.try_take() else { return false };
         let (id, first) = (self.next_id(), self.chores.scrub.block);
@@ -286,18 +288,15 @@ impl Worker {
     }
 
     fn begin_pass(&mut self, now_ns: u64) {
-        let mut todo = Vec::new();
-        self.tier.list(&mut |digest, held| todo.push((digest, held)));
-        if self.chores.scrub.began && !todo.is_empty() {
+        if self.chores.scrub.began {
             TierCounters::add(&self.handle().counters.scrub_passes, 1);
         }
         let next_ns = now_ns.saturating_add(IDLE_LOOK_NS);
-        let began = !todo.is_empty();
-        self.chores.scrub = Scrub { todo, block: 0, next_ns, in_flight: false, began };
+        self.chores.scrub = Scrub { next_ns, ..Scrub::default() };
     }
 
     fn scrub_next_chunk(&mut self) {
-        self.chores.scrub.todo.pop();
+        self.chores.scrub.todo.pass();
         self.chores.scrub.block = 0;
     }
 

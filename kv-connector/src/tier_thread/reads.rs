@@ -5,8 +5,8 @@ use std::{ops::Range, sync::atomic::Ordering};
 use kv_chunk::{Digest, HeaderError};
 use kv_router::{BreakerState, Claim, Duplicates, Failure};
 use kv_tiers::{
-    Corruption, ErrorKind, Held, Op, OpId, Piece, Purpose, ReadDone, ReadOp, RejectReason,
-    Rejected, Slot, TierError,
+    Corruption, ErrorKind, Held, ListCursor, Op, OpId, Piece, Purpose, ReadDone, ReadOp,
+    RejectReason, Rejected, Slot, TierError,
 };
 
 use super::Worker;
@@ -334,7 +334,7 @@ impl Worker {
             return;
         }
         let mut any: Option<(Digest, Held)> = None;
-        self.tier.list(&mut |digest, held| any = any.or(Some((digest, held))));
+        self.tier.list_from(ListCursor::START, 1, &mut |digest, held| any = Some((digest, held)));
         let Some((digest, held)) = any else {
             // It holds nothing that could be read wrongly.
             self.read_succeeded();

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use kv_chunk::Digest;
 use kv_router::{BreakerState, KneeProbe};
-use kv_tiers::{Op, OpId, Purpose, ReadDone, ReadOp, Tier, TierError};
+use kv_tiers::{Op, OpId, Purpose, ReadDone, ReadOp, TierError};
 
 use super::Worker;
 use crate::{WindowProbe, clock::seconds};
@@ -38,18 +38,27 @@ struct Running {
     bytes: u64,
 }
 
+/// Some chunks of a tier, each equally likely: taken while its chunks are gone through anyway.
+#[derive(Debug, Default)]
+pub(crate) struct Sample {
+    chunks: Vec<Digest>,
+    seen: usize,
+}
+
+impl Sample {
+    pub(crate) fn offer(&mut self, digest: Digest) {
+        self.seen += 1;
+        if self.chunks.len() < CHUNKS_MAX {
+            self.chunks.push(digest);
+        } else if let Some(place) = self.chunks.get_mut(fastrand::usize(..self.seen)) {
+            *place = digest;
+        }
+    }
+}
+
 impl Sounding {
     /// Of a tier that was just opened. With nothing written there is nothing to learn from.
-    pub(super) fn new(tier: &dyn Tier, window_max: u32) -> Self {
-        let (mut chunks, mut seen) = (Vec::new(), 0);
-        tier.list(&mut |digest, _| {
-            seen += 1;
-            if chunks.len() < CHUNKS_MAX {
-                chunks.push(digest);
-            } else if let Some(place) = chunks.get_mut(fastrand::usize(..seen)) {
-                *place = digest;
-            }
-        });
+    pub(super) fn new(Sample { mut chunks, seen }: Sample, window_max: u32) -> Self {
         fastrand::shuffle(&mut chunks);
         let start = || Running {
             probe: KneeProbe::new(window_max),

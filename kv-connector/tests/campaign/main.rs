@@ -16,6 +16,9 @@ mod pool;
 #[cfg(test)]
 mod rig;
 #[cfg(test)]
+#[path = "../../src/testing.rs"]
+mod testing;
+#[cfg(test)]
 mod tmpfs;
 
 #[test]

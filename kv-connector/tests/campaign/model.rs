@@ -1,9 +1,11 @@
 //! Chunks of a run: their keys, sizes and content, and what is known of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use kv_chunk::{ChunkKey, KeySpace, Namespace};
+use kv_chunk::{ChunkKey, KeySpace};
 use kv_connector::replay::fill;
+
+use crate::testing::namespace;
 
 pub(crate) const TENANT: &[u8] = b"tenant";
 
@@ -21,24 +23,7 @@ pub(crate) struct Chunks {
 
 impl Chunks {
     pub(crate) fn new(seed: u64, sizes: Vec<usize>, count: u64) -> Self {
-        let word = |word: &str| word.to_owned();
-        let namespace = Namespace {
-            model: format!("model {seed}"),
-            weights: word("1"),
-            dtype: word("bf16"),
-            layout: word("NHD"),
-            chunk_tokens: 16,
-            serde: word("raw"),
-            hash_algorithm: word("xxh3"),
-            hash_seed: word("0"),
-            tensor_parallel: 1,
-            pipeline_parallel: 1,
-            context_parallel: 1,
-            engine: word("campaign"),
-            engine_major: 1,
-            extra: BTreeMap::new(),
-        };
-        let space = KeySpace::new(&namespace).unwrap();
+        let space = KeySpace::new(&namespace(&format!("model {seed}"))).unwrap();
         Self { space, sizes, count, offered: BTreeSet::new(), purged: BTreeSet::new() }
     }
 

@@ -1,36 +1,18 @@
 //! What the engine's tests share: keys, payloads that follow from them, and engines over memory tiers.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use kv_chunk::{ChunkKey, Namespace};
+use kv_chunk::ChunkKey;
 use kv_connector::{
     Arenas, ByteSize, Config, Engine, Outcome, StepReport, Stored, TierConfig, TierMask, Want,
 };
 use kv_tiers::{MemoryConfig, MemoryTier, Tier};
 
+pub(crate) use crate::testing::key;
+
 /// Small, so that tests move few bytes: those that need blocks of a chunk say so.
 pub(crate) const CHUNK_BYTES: usize = 5 << 17;
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-
-pub(crate) fn key(n: u64) -> ChunkKey {
-    let namespace = Namespace {
-        model: "test".to_owned(),
-        weights: "1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "NHD".to_owned(),
-        chunk_tokens: 16,
-        serde: "raw".to_owned(),
-        hash_algorithm: "xxh3".to_owned(),
-        hash_seed: "0".to_owned(),
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        engine: "test".to_owned(),
-        engine_major: 1,
-        extra: BTreeMap::new(),
-    };
-    ChunkKey::new(&namespace, 0, 0, &n.to_le_bytes(), b"").unwrap()
-}
 
 pub(crate) fn keys(range: std::ops::Range<u64>) -> Vec<ChunkKey> {
     range.map(key).collect()

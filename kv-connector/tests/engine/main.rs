@@ -1,6 +1,10 @@
 //! The engine through its public interface.
 
 #[cfg(test)]
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+#[cfg(test)]
 mod common;
 #[cfg(test)]
 mod faults;
@@ -9,5 +13,8 @@ mod handing;
 mod lifecycle;
 #[cfg(test)]
 mod round_trip;
+#[cfg(test)]
+#[path = "../../src/testing.rs"]
+mod testing;
 #[cfg(test)]
 mod window;

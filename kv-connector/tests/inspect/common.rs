@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use kv_chunk::{ChunkHeader, ChunkKey, HEADER_BYTES, Namespace};
+use kv_chunk::{ChunkHeader, ChunkKey, HEADER_BYTES};
 use kv_connector::{
     Config, Engine, Stored, Want,
     replay::{fill, wrong_bytes},
@@ -17,29 +17,15 @@ use kv_connector::{
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::testing::namespace;
+
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) const PAYLOAD_BYTES: usize = 3 << 19;
 
 /// Chunk `n` of a model and a tenant.
 pub(crate) fn key(model: &str, salt: &str, n: u64) -> ChunkKey {
-    let namespace = Namespace {
-        model: model.to_owned(),
-        weights: "1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "NHD".to_owned(),
-        chunk_tokens: 16,
-        serde: "raw".to_owned(),
-        hash_algorithm: "xxh3".to_owned(),
-        hash_seed: "0".to_owned(),
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        engine: "inspect".to_owned(),
-        engine_major: 1,
-        extra: BTreeMap::new(),
-    };
-    ChunkKey::new(&namespace, 0, 0, &n.to_le_bytes(), salt.as_bytes()).unwrap()
+    ChunkKey::new(&namespace(model), 0, 0, &n.to_le_bytes(), salt.as_bytes()).unwrap()
 }
 
 pub(crate) fn keys(model: &str, salt: &str, count: u64) -> Vec<ChunkKey> {

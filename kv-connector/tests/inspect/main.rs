@@ -1,6 +1,10 @@
 //! The tools that look inside: what they say of an engine's directories, and what they change in them.
 
 #[cfg(test)]
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+#[cfg(test)]
 mod common;
 #[cfg(test)]
 mod fsck;
@@ -14,3 +18,6 @@ mod purge;
 mod scrub;
 #[cfg(test)]
 mod stat;
+#[cfg(test)]
+#[path = "../../src/testing.rs"]
+mod testing;

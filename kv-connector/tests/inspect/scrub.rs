@@ -1,7 +1,6 @@
 //! The scrubber: it finds what has rotted, and no step notices it.
 
 use std::{
-    os::fd::BorrowedFd,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,11 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kv_chunk::Digest;
 use kv_connector::{ByteSize, Engine};
 use kv_tiers::{
-    Capabilities, Completion, EvictionGuard, Held, Located, MemoryConfig, MemoryTier, Op, OpId,
-    Purpose, Rejected, ThrottleConfig, Throttled, Tier, TierStats,
+    Completion, EvictionGuard, MemoryConfig, MemoryTier, Op, OpId, Purpose, Rejected,
+    ThrottleConfig, Throttled, Tier,
 };
 
 use crate::common::*;
@@ -98,13 +96,7 @@ struct Watching {
 
 #[deny(clippy::missing_trait_methods)]
 impl Tier for Watching {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
+    forward_tier!(inner);
 
     fn submit(&mut self, op: Op, now_ns: u64) -> Result<(), Rejected> {
         let read = match &op {
@@ -147,42 +139,6 @@ impl Tier for Watching {
             }
         }
         wake_ns
-    }
-
-    fn hold_writes(&mut self, hold: bool) {
-        self.inner.hold_writes(hold);
-    }
-
-    fn contains(&self, digest: Digest) -> Option<Held> {
-        self.inner.contains(digest)
-    }
-
-    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
-        self.inner.locate(digest, now_ns)
-    }
-
-    fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {
-        self.inner.remove(digest, now_ns)
-    }
-
-    fn list(&self, visit: &mut dyn FnMut(Digest, Held)) {
-        self.inner.list(visit);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.inner.in_flight()
-    }
-
-    fn stats(&self) -> TierStats {
-        self.inner.stats()
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
-    }
-
-    fn close(&mut self) {
-        self.inner.close();
     }
 }
 

@@ -6,6 +6,10 @@
 //! `KVBRAID_KILLS` is the number of kills (20), `KVBRAID_SEED` chooses the points.
 
 #[cfg(test)]
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+#[cfg(test)]
 mod child;
 #[cfg(test)]
 mod ledger;
@@ -15,6 +19,9 @@ mod noted;
 mod parent;
 #[cfg(test)]
 mod store;
+#[cfg(test)]
+#[path = "../../src/testing.rs"]
+mod testing;
 
 /// Set in the child: the root of the stores.
 #[cfg(test)]

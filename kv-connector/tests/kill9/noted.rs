@@ -1,11 +1,9 @@
 //! A tier whose evictions are noted before they happen.
 
-use std::{os::fd::BorrowedFd, sync::Arc};
+use std::sync::Arc;
 
 use kv_chunk::Digest;
-use kv_tiers::{
-    Capabilities, Completion, EvictionGuard, Held, Located, Op, Rejected, Tier, TierStats,
-};
+use kv_tiers::{Completion, EvictionGuard, Tier};
 
 use crate::ledger::{Ledger, Note};
 
@@ -35,17 +33,7 @@ impl EvictionGuard for NotingGuard<'_> {
 
 #[deny(clippy::missing_trait_methods)]
 impl Tier for Noted {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn submit(&mut self, op: Op, now_ns: u64) -> Result<(), Rejected> {
-        self.inner.submit(op, now_ns)
-    }
+    forward_tier!(inner + submit);
 
     fn poll(
         &mut self,
@@ -55,41 +43,5 @@ impl Tier for Noted {
     ) -> Option<u64> {
         let guard = NotingGuard { guard, number: self.number, ledger: &self.ledger };
         self.inner.poll(now_ns, &guard, completions)
-    }
-
-    fn hold_writes(&mut self, hold: bool) {
-        self.inner.hold_writes(hold);
-    }
-
-    fn contains(&self, digest: Digest) -> Option<Held> {
-        self.inner.contains(digest)
-    }
-
-    fn locate(&mut self, digest: Digest, now_ns: u64) -> Located {
-        self.inner.locate(digest, now_ns)
-    }
-
-    fn remove(&mut self, digest: Digest, now_ns: u64) -> bool {
-        self.inner.remove(digest, now_ns)
-    }
-
-    fn list(&self, visit: &mut dyn FnMut(Digest, Held)) {
-        self.inner.list(visit);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.inner.in_flight()
-    }
-
-    fn stats(&self) -> TierStats {
-        self.inner.stats()
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
-    }
-
-    fn close(&mut self) {
-        self.inner.close();
     }
 }

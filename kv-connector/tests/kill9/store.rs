@@ -1,12 +1,10 @@
 //! What parent and child agree on: keys, sizes, content, configuration.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use kv_chunk::{ChunkKey, Namespace};
 use kv_connector::{ByteSize, Config, TierConfig};
+
+pub(crate) use crate::testing::key;
 
 pub(crate) const TIERS: u8 = 2;
 
@@ -50,26 +48,6 @@ impl Room {
 /// Three sizes, so that classes of segments compete; none is a multiple of a block but the first.
 pub(crate) fn payload_bytes(chunk: u64) -> usize {
     [64 << 10, 100_001, 300_000][usize::try_from(chunk % 3).unwrap()]
-}
-
-pub(crate) fn key(chunk: u64) -> ChunkKey {
-    let namespace = Namespace {
-        model: "test".to_owned(),
-        weights: "1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "NHD".to_owned(),
-        chunk_tokens: 16,
-        serde: "raw".to_owned(),
-        hash_algorithm: "xxh3".to_owned(),
-        hash_seed: "0".to_owned(),
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        engine: "kill9".to_owned(),
-        engine_major: 1,
-        extra: BTreeMap::new(),
-    };
-    ChunkKey::new(&namespace, 0, 0, &chunk.to_le_bytes(), b"").unwrap()
 }
 
 pub(crate) fn tier_directory(root: &Path, tier: u8) -> PathBuf {

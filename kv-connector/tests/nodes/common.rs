@@ -1,38 +1,22 @@
 //! Keys, payloads, directories and engines.
 
 use std::{
-    collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use kv_chunk::{ChunkKey, KeySpace, Namespace};
+use kv_chunk::{ChunkKey, KeySpace};
 use kv_connector::{ByteSize, Config, Engine, Outcome, StepReport, Stored, TierConfig, Want};
 use tempfile::TempDir;
+
+use crate::testing::namespace;
 
 pub(crate) const CHUNK_BYTES: usize = 48 << 10;
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 pub(crate) fn keys(range: std::ops::Range<u64>) -> Vec<ChunkKey> {
-    let word = || "nodes".to_owned();
-    let space = KeySpace::new(&Namespace {
-        model: word(),
-        weights: word(),
-        dtype: word(),
-        layout: word(),
-        chunk_tokens: 16,
-        serde: word(),
-        hash_algorithm: word(),
-        hash_seed: word(),
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        engine: word(),
-        engine_major: 1,
-        extra: BTreeMap::new(),
-    });
-    let space = space.unwrap();
+    let space = KeySpace::new(&namespace("nodes")).unwrap();
     range.map(|n| space.key(0, 0, &n.to_le_bytes(), b"").unwrap()).collect()
 }
 

@@ -9,4 +9,7 @@ mod common;
 #[cfg(test)]
 mod hang;
 #[cfg(test)]
+#[path = "../../src/testing.rs"]
+mod testing;
+#[cfg(test)]
 mod together;

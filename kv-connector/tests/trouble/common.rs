@@ -1,7 +1,6 @@
 //! Engines over tiers that can be made to fail, and loads whose every byte is checked.
 
 use std::{
-    collections::BTreeMap,
     env, fs,
     os::unix::fs::MetadataExt,
     path::Path,
@@ -17,32 +16,16 @@ use kv_connector::{
 };
 use kv_tiers::{FaultHandle, FaultPlan, Faulty, MemoryConfig, MemoryTier, Tier};
 
+use crate::testing;
+pub(crate) use crate::testing::key;
+
 /// Longer than anything here takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// For what need not be right, only bounded.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 
 pub(crate) fn namespace() -> Namespace {
-    Namespace {
-        model: "test".to_owned(),
-        weights: "1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "NHD".to_owned(),
-        chunk_tokens: 16,
-        serde: "raw".to_owned(),
-        hash_algorithm: "xxh3".to_owned(),
-        hash_seed: "0".to_owned(),
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        context_parallel: 1,
-        engine: "trouble".to_owned(),
-        engine_major: 1,
-        extra: BTreeMap::new(),
-    }
-}
-
-pub(crate) fn key(chunk: u64) -> ChunkKey {
-    ChunkKey::new(&namespace(), 0, 0, &chunk.to_le_bytes(), b"").unwrap()
+    testing::namespace("test")
 }
 
 pub(crate) fn keys(chunks: impl IntoIterator<Item = u64>) -> Vec<ChunkKey> {

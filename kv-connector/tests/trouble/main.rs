@@ -22,3 +22,6 @@ mod restart;
 mod space;
 #[cfg(test)]
 mod stagings;
+#[cfg(test)]
+#[path = "../../src/testing.rs"]
+mod testing;

@@ -13,7 +13,8 @@ use super::{
     content::{Content, key},
 };
 use crate::{
-    Completion, ErrorKind, EvictionGuard, Held, Piece, ReadDone, Slot, TierError, piece_range,
+    Completion, ErrorKind, EvictionGuard, Held, ListCursor, Piece, ReadDone, Slot, TierError,
+    piece_range,
 };
 
 /// Confirms what the rule allows and remembers it.
@@ -170,7 +171,7 @@ impl Case<'_, '_> {
         Ok(())
     }
 
-    /// `list` shows each readable chunk once and nothing else.
+    /// `list` shows each readable chunk once and nothing else, and so do its parts one after the other.
     pub(super) fn compare_list(&mut self) -> Result<(), String> {
         let mut listed = HashMap::new();
         let mut twice = None;
@@ -182,6 +183,10 @@ impl Case<'_, '_> {
         if let Some(digest) = twice {
             return Err(format!("list shows {digest} twice"));
         }
+        let parts = self.list_in_parts(listed.len())?;
+        if parts != listed {
+            return Err(format!("list shows {listed:?}, its parts show {parts:?}"));
+        }
         let expected: HashMap<Digest, Held> =
             self.held.values().map(|content| (content.key().digest(), held(*content))).collect();
         if listed != expected {
@@ -192,6 +197,29 @@ impl Case<'_, '_> {
             return Err(format!("stats count {chunks} chunks, readable are {}", expected.len()));
         }
         Ok(())
+    }
+
+    fn list_in_parts(&mut self, chunks: usize) -> Result<HashMap<Digest, Held>, String> {
+        let max = chunks / 3 + 1;
+        let (mut listed, mut next) = (HashMap::new(), Some(ListCursor::START));
+        let (mut calls, mut twice) = (0, None);
+        while let Some(from) = next {
+            let mut shown = 0;
+            next = self.tier()?.list_from(from, max, &mut |digest, held| {
+                shown += 1;
+                if listed.insert(digest, held).is_some() {
+                    twice = Some(digest);
+                }
+            });
+            calls += 1;
+            if shown > max || calls > chunks + 2 {
+                return Err(format!("list_from shows {shown} of at most {max} in call {calls}"));
+            }
+        }
+        match twice {
+            Some(digest) => Err(format!("list_from shows {digest} twice")),
+            None => Ok(listed),
+        }
     }
 }
 

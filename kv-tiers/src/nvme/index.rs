@@ -14,7 +14,7 @@ use self::chunks::Chunks;
 pub(super) use self::filling::{Scope, Settled};
 pub(super) use super::slots::{Place, Segment};
 use crate::{
-    Held, Purpose,
+    Held, ListCursor, Purpose,
     nvme::{
         files::SegmentFile,
         journal::Change,
@@ -79,6 +79,24 @@ impl Index {
     pub(super) fn chunks(&self) -> impl Iterator<Item = (Digest, Held)> {
         let slots = self.chunks.places().filter_map(|place| self.slab.slot(place));
         slots.map(|slot| (slot.digest, slot.held()))
+    }
+
+    /// In the order of their places, which is that of the medium within a segment.
+    pub(super) fn chunks_from(
+        &self,
+        from: ListCursor,
+        max: usize,
+        visit: &mut dyn FnMut(Digest, Held),
+    ) -> Option<ListCursor> {
+        let mut left = max.max(1);
+        for (place, slot) in self.slab.live_from(Place::at(from)) {
+            if left == 0 {
+                return Some(place.cursor());
+            }
+            left -= 1;
+            visit(slot.digest, slot.held());
+        }
+        None
     }
 
     pub(super) fn len(&self) -> usize {

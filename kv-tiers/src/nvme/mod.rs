@@ -58,8 +58,8 @@ use self::{
     room::Space,
 };
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, Op, ReadOp, RejectReason, Rejected, Tier,
-    TierStats, WriteOp, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, ListCursor, Op, ReadOp, RejectReason, Rejected,
+    Tier, TierStats, WriteOp, record_bytes,
 };
 
 /// After a kernel that takes no requests: when to ask again.
@@ -331,6 +331,15 @@ impl Tier for NvmeTier {
 
     fn list(&self, visit: &mut dyn FnMut(Digest, Held)) {
         self.index.chunks().for_each(|(digest, held)| visit(digest, held));
+    }
+
+    fn list_from(
+        &self,
+        from: ListCursor,
+        max: usize,
+        visit: &mut dyn FnMut(Digest, Held),
+    ) -> Option<ListCursor> {
+        self.index.chunks_from(from, max, visit)
     }
 
     fn in_flight(&self) -> usize {

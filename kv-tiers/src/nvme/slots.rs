@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kv_chunk::{Digest, WriteId};
 
 use crate::{
-    Held,
+    Held, ListCursor,
     nvme::{files::SegmentFile, segment::Geometry},
 };
 
@@ -14,6 +14,21 @@ use crate::{
 pub(super) struct Place {
     pub(super) row: u32,
     pub(super) slot: u32,
+}
+
+impl Place {
+    /// Places in order, as numbers for a listing in parts.
+    pub(super) fn cursor(self) -> ListCursor {
+        ListCursor(u128::from(self.row) << 32 | u128::from(self.slot))
+    }
+
+    /// The place that a cursor names; a number that is none is behind all places.
+    pub(super) fn at(ListCursor(number): ListCursor) -> Self {
+        let row = u32::try_from(number >> 32).unwrap_or(u32::MAX);
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+        let slot = number as u32;
+        Self { row, slot }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,6 +242,19 @@ impl Slab {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Segment> {
         self.rows.iter().flatten()
+    }
+
+    /// Live slots from a place on.
+    pub(super) fn live_from(&self, from: Place) -> impl Iterator<Item = (Place, &Slot)> {
+        let rows = (0..).zip(&self.rows).skip(from.row as usize);
+        rows.flat_map(move |(row, segment)| {
+            let first = if row == from.row { from.slot } else { 0 };
+            let slots = segment.iter().flat_map(|segment| (0..).zip(&segment.slots));
+            slots
+                .skip(first as usize)
+                .filter(|(_, slot)| slot.state == State::Live)
+                .map(move |(slot, it)| (Place { row, slot }, it))
+        })
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Segment> {

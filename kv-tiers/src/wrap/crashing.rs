@@ -6,8 +6,8 @@ use kv_chunk::{ChunkHeader, Digest, HEADER_BYTES};
 
 use super::image::{CrashImage, Dead};
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, IoContext, Located, MemoryConfig, MemoryTier,
-    Op, OpId, Record, Rejected, Tier, TierError, TierStats, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, IoContext, ListCursor, Located, MemoryConfig,
+    MemoryTier, Op, OpId, Record, Rejected, Tier, TierError, TierStats, record_bytes,
 };
 
 /// A [`MemoryTier`] whose records also go to a [`CrashImage`], from which it can be opened again.
@@ -227,6 +227,15 @@ impl Tier for Crashing {
 
     fn list(&self, visit: &mut dyn FnMut(Digest, Held)) {
         self.live.list(visit);
+    }
+
+    fn list_from(
+        &self,
+        from: ListCursor,
+        max: usize,
+        visit: &mut dyn FnMut(Digest, Held),
+    ) -> Option<ListCursor> {
+        self.live.list_from(from, max, visit)
     }
 
     fn in_flight(&self) -> usize {

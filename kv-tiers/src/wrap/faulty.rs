@@ -9,8 +9,9 @@ use super::{
     plan::{FaultHandle, FaultKind, FaultPlan, Strike},
 };
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, IoContext, Located, Op, OpId, ReadDone, ReadOp,
-    Record, RejectReason, Rejected, Slot, Tier, TierError, TierStats, WriteOp, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, IoContext, ListCursor, Located, Op, OpId,
+    ReadDone, ReadOp, Record, RejectReason, Rejected, Slot, Tier, TierError, TierStats, WriteOp,
+    record_bytes,
 };
 
 /// Strikes a tier's ops with the faults of a [`FaultPlan`].
@@ -383,6 +384,15 @@ impl Tier for Faulty {
         if !self.vanished() {
             self.inner.list(visit);
         }
+    }
+
+    fn list_from(
+        &self,
+        from: ListCursor,
+        max: usize,
+        visit: &mut dyn FnMut(Digest, Held),
+    ) -> Option<ListCursor> {
+        if self.vanished() { None } else { self.inner.list_from(from, max, visit) }
     }
 
     fn in_flight(&self) -> usize {

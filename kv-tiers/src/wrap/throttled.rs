@@ -16,8 +16,8 @@ use super::{
     pace::{Delays, Device, ThrottleConfig},
 };
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, Located, Op, OpId, ReadOp, RejectReason,
-    Rejected, Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, ListCursor, Located, Op, OpId, ReadOp,
+    RejectReason, Rejected, Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
 };
 
 /// Slows any tier down to a [`ThrottleConfig`], in virtual or in real time.
@@ -275,6 +275,15 @@ impl Tier for Throttled {
 
     fn list(&self, visit: &mut dyn FnMut(Digest, Held)) {
         self.inner.list(visit);
+    }
+
+    fn list_from(
+        &self,
+        from: ListCursor,
+        max: usize,
+        visit: &mut dyn FnMut(Digest, Held),
+    ) -> Option<ListCursor> {
+        self.inner.list_from(from, max, visit)
     }
 
     fn in_flight(&self) -> usize {
