@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use kv_tiers::{
-    Arena, Finding, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, SharedConfig,
+    Arena, Finding, Latency, MemoryConfig, MemoryTier, NvmeConfig, NvmeTier, OpenAs, SharedConfig,
     SharedTier, ThrottleConfig, Throttled, Tier, TierError,
 };
 
@@ -83,13 +83,21 @@ fn open_for_tool(
     look_only: bool,
 ) -> Result<Opened, EngineError> {
     let arenas = [Arc::clone(arena)];
+    let capacity_bytes = tier.capacity.unwrap_or_default().0;
+    if tier.kind == TierKind::Shared {
+        let mut config = shared_config(tier, capacity_bytes, tier.window.unwrap_or(8))?;
+        config.open_as = if look_only { OpenAs::Looker } else { OpenAs::Mender };
+        let opened = SharedTier::open(config, now_ns()).map_err(|it| failed(tier, it))?;
+        let (findings, newer_chunks) = (opened.findings().to_vec(), opened.detail().newer_chunks);
+        return Ok(Opened { tier: Box::new(opened), findings, torn_slots: 0, newer_chunks });
+    }
     if tier.kind != TierKind::Nvme {
         let mut tier = tier.clone();
         tier.throttle = None;
         let tier = open_tier(&tier, tier.window.unwrap_or(8), &EngineConfig::default(), &arenas)?;
         return Ok(Opened { tier, findings: Vec::new(), torn_slots: 0, newer_chunks: 0 });
     }
-    let mut config = nvme_config(tier, tier.capacity.unwrap_or_default().0)?;
+    let mut config = nvme_config(tier, capacity_bytes)?;
     (config.look_only, config.read_all_headers) = (look_only, true);
     let opened = NvmeTier::open(config, &arenas, now_ns()).map_err(|it| failed(tier, it))?;
     let (findings, detail) = (opened.findings().to_vec(), opened.detail());

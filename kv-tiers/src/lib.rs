@@ -68,7 +68,7 @@ pub use crate::{
     nvme::{Finding, FindingKind, IoEngine, NvmeConfig, NvmeDetail, NvmeTier, synthetic},
     op::{Completion, Op, OpId, Purpose, ReadDone, ReadOp, RejectReason, Rejected, WriteOp},
     record::{Corruption, Piece, Record, piece_range, record_bytes},
-    shared::{Modes, PublishBy, SharedConfig, SharedDetail, SharedTier},
+    shared::{Modes, OpenAs, PublishBy, SharedConfig, SharedDetail, SharedTier},
     tier::{
         Capabilities, EvictionGuard, Held, IoMode, ListCursor, Located, Tier, TierStats, Unguarded,
     },

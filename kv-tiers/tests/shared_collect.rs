@@ -85,12 +85,20 @@ fn the_cap_counts_what_every_node_wrote() {
 #[test]
 fn a_dead_leader_is_replaced_and_a_living_one_is_not() {
     let directory = on_tmpfs();
+    // Long beside what a busy machine keeps a thread waiting.
+    let config = |directory| {
+        let mut config = config(directory);
+        config.lease_ttl = Duration::from_millis(600);
+        config
+    };
     let mut node = Node::open(config(directory.path()));
     let lease = directory.path().join("KVBLEASE");
     node.write(1, BYTES);
     assert!(node.is_leader());
     let mut next = Node::open(config(directory.path()));
-    for _ in 0..100 {
+    // For longer than a dead one would be waited for.
+    let end = next.now_ns() + 1_500_000_000;
+    while next.now_ns() < end {
         next.poll();
         next.sleep();
     }

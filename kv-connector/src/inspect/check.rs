@@ -60,6 +60,8 @@ pub struct TierCheck {
     pub foreign_files: Vec<String>,
     /// Chunks that a later version wrote: never touched.
     pub newer_chunks: u64,
+    /// Chunks of a shared directory that another node removed or wrote anew meanwhile: no damage.
+    pub changed_chunks: u64,
     /// Space that the cap counts.
     pub used_bytes: u64,
     /// The cap.
@@ -136,6 +138,7 @@ fn read_all(
         ..TierCheck::default()
     };
     let Some(inner) = tier.tier.as_deref_mut() else { return found };
+    let is_shared = inner.capabilities().shared;
     let mut count = |tier: &mut dyn kv_tiers::Tier, seen: Seen| {
         match seen.damage {
             None => {
@@ -143,6 +146,11 @@ fn read_all(
                 found.whole_bytes += seen.held.payload_bytes;
             }
             Some(Damage::Newer) => found.newer_chunks += 1,
+            Some(Damage::Missing | Damage::Index) if is_shared => found.changed_chunks += 1,
+            // Its pieces may be of two writings.
+            Some(_) if tier.contains(seen.digest) != Some(seen.held) && is_shared => {
+                found.changed_chunks += 1;
+            }
             Some(damage) => {
                 *found.damaged.entry(damage).or_default() += 1;
                 if options.repair && damage.is_repairable() && tier.remove(seen.digest, now_ns()) {

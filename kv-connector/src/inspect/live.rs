@@ -68,7 +68,8 @@ pub struct PurgeReport {
     /// Nothing was to be removed.
     pub dry_run: bool,
     /// Every tier was looked through, nothing selected is left, and a crash would not bring any of it back. Never true
-    /// of a dry run that found something.
+    /// of a dry run that found something. Of a directory that many nodes share only what this node has met was looked
+    /// at: for the rest, [`purge_offline`](super::purge_offline) what [`open_beside`](super::Offline::open_beside) opens.
     pub complete: bool,
 }
 

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
 use kv_chunk::HEADER_BYTES;
-use kv_tiers::{Arena, ArenaConfig, Finding, FindingKind, Tier};
+use kv_tiers::{Arena, ArenaConfig, Finding, FindingKind, Tier, TierError};
+use nix::libc;
 use serde::Serialize;
 
 use super::read::{BLOCKS_PER_READ, READS_MAX, settle};
@@ -14,7 +15,8 @@ use crate::{
 };
 
 /// Every tier of a configuration, opened to be looked at: the directories' locks are taken, nothing in them is mended,
-/// tidied or shrunk, and no directory is made.
+/// tidied or shrunk, and no directory is made. A directory that many nodes share has no lock: it is looked at beside
+/// those that work in it, and what they do meanwhile is no damage.
 #[derive(Debug)]
 pub struct Offline {
     pub(super) arena: Arc<Arena>,
@@ -63,12 +65,21 @@ pub enum TierState {
 impl Offline {
     /// Opens the tiers of `config`. Fails if an engine holds one of them.
     pub fn open(config: Config) -> Result<Self, EngineError> {
+        Self::open_those(config, |_| true)
+    }
+
+    /// Opens what can be looked at beside a running engine: the directories that many nodes share.
+    pub fn open_beside(config: Config) -> Result<Self, EngineError> {
+        Self::open_those(config, |kind| kind == TierKind::Shared)
+    }
+
+    fn open_those(config: Config, wanted: impl Fn(TierKind) -> bool) -> Result<Self, EngineError> {
         config.check()?;
         let slot_bytes = HEADER_BYTES + ((BLOCKS_PER_READ as usize) << 20);
         let arena = Arena::new(ArenaConfig::new(slot_bytes, READS_MAX))
             .map_err(|source| EngineError::Arena { purpose: "reads", source })?;
         let mut offline = Self { arena, tiers: Vec::new(), config };
-        for section in &offline.config.tiers {
+        for section in offline.config.tiers.iter().filter(|section| wanted(section.kind)) {
             let mut tier = OfflineTier {
                 name: section.name.clone(),
                 path: section.path.clone(),
@@ -100,11 +111,22 @@ impl Offline {
 
 impl OfflineTier {
     fn open(&mut self, arena: &Arc<Arena>) -> Result<(), EngineError> {
-        if !self.path.as_ref().is_some_and(|path| path.is_dir()) {
+        // Whether a shared one is there is asked with a deadline: its mount may hang.
+        let is_shared = self.section.kind == TierKind::Shared;
+        if !is_shared && !self.path.as_ref().is_some_and(|path| path.is_dir()) {
             self.state = TierState::Absent;
             return Ok(());
         }
-        self.take(open_to_look(&self.section, arena)?);
+        let opened = match open_to_look(&self.section, arena) {
+            Err(EngineError::Tier {
+                source: TierError::Io { errno: libc::ENOENT, .. }, ..
+            }) if is_shared => {
+                self.state = TierState::Absent;
+                return Ok(());
+            }
+            opened => opened?,
+        };
+        self.take(opened);
         self.state = TierState::Opened;
         Ok(())
     }

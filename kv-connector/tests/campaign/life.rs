@@ -1,7 +1,7 @@
 //! One run: a random life of an engine, everything that it answers checked.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, thread,
     time::{Duration, Instant},
 };
@@ -9,7 +9,7 @@ use std::{
 use kv_chunk::ChunkKey;
 use kv_connector::{
     EngineStats, Outcome, Stored, TierMask, TierStatus, Want, WindowState,
-    inspect::{PurgeRequest, Selector},
+    inspect::{CheckOptions, Offline, PurgeRequest, Selector, check},
     jump_clock,
     replay::wrong_bytes,
 };
@@ -18,6 +18,7 @@ use kv_tiers::{FaultHandle, FaultKind, FaultPlan};
 use crate::{
     model::{Chunks, TENANT},
     rig::{Plan, Rig, disk_bytes, faults},
+    shared,
 };
 
 /// What need not be quick but must come.
@@ -31,10 +32,15 @@ pub(crate) struct Tally {
     stored: u64,
     hits: u64,
     misses: u64,
+    /// Hits of chunks that only another node had stored.
+    from_others: u64,
     restarts: u64,
     purged: u64,
     damaged_files: u64,
     jumps: u64,
+    repairs: u64,
+    /// Those that found damage.
+    repaired: u64,
     struck: BTreeMap<String, u64>,
 }
 
@@ -44,10 +50,13 @@ impl Tally {
             (&mut self.stored, other.stored),
             (&mut self.hits, other.hits),
             (&mut self.misses, other.misses),
+            (&mut self.from_others, other.from_others),
             (&mut self.restarts, other.restarts),
             (&mut self.purged, other.purged),
             (&mut self.damaged_files, other.damaged_files),
             (&mut self.jumps, other.jumps),
+            (&mut self.repairs, other.repairs),
+            (&mut self.repaired, other.repaired),
         ] {
             *sum += value;
         }
@@ -57,17 +66,24 @@ impl Tally {
     }
 
     pub(crate) fn is_worth_something(&self) -> bool {
-        let happened = [self.hits, self.misses, self.restarts, self.purged, self.damaged_files];
+        let Self { hits, misses, from_others, restarts, purged, damaged_files, .. } = *self;
+        let happened = [hits, misses, from_others, restarts, purged, damaged_files];
         happened.iter().all(|count| *count > 0) && self.struck.len() >= 12
     }
 }
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { stored, hits, misses, restarts, purged, damaged_files, jumps, struck } = self;
-        write!(f, "{stored} chunks stored, {hits} hits and {misses} misses checked, ")?;
+        let Self { stored, hits, misses, from_others, .. } = self;
+        let Self { restarts, purged, damaged_files, jumps, struck, .. } = self;
+        let Self { repairs, repaired, .. } = self;
+        write!(f, "{stored} chunks stored, {hits} hits ({from_others} of other nodes' chunks) ")?;
+        write!(f, "and {misses} misses checked, ")?;
         write!(f, "{restarts} restarts, {purged} chunks purged, {damaged_files} files damaged, ")?;
-        write!(f, "{jumps} clock jumps, faults {struck:?}")
+        write!(
+            f,
+            "{repaired} of {repairs} repairs found damage, {jumps} clock jumps, faults {struck:?}"
+        )
     }
 }
 
@@ -75,18 +91,31 @@ struct Life {
     random: fastrand::Rng,
     plan: Plan,
     chunks: Chunks,
+    nodes: Vec<Node>,
+    /// The node that acts.
+    at: usize,
+    tally: Tally,
+}
+
+struct Node {
     rig: Rig,
     vanished: Vec<bool>,
-    tally: Tally,
+    offered: BTreeSet<u64>,
 }
 
 pub(crate) fn live(seed: u64) -> Tally {
     let mut random = fastrand::Rng::with_seed(seed);
     let plan = Plan::new(&mut random);
     let chunks = Chunks::new(seed, plan.sizes.clone(), random.u64(10..80));
-    let (rig, vanished) = (plan.open(), vec![false; plan.tiers.len()]);
-    let mut life = Life { random, plan, chunks, rig, vanished, tally: Tally::default() };
+    let node = |node| Node {
+        rig: plan.open(node),
+        vanished: vec![false; plan.tiers.len()],
+        offered: BTreeSet::new(),
+    };
+    let nodes = (0..plan.nodes).map(node).collect();
+    let mut life = Life { random, plan, chunks, nodes, at: 0, tally: Tally::default() };
     for _ in 0..life.random.u32(8..28) {
+        life.at = life.random.usize(0..life.nodes.len());
         life.act();
         life.check_caps();
     }
@@ -95,22 +124,30 @@ pub(crate) fn live(seed: u64) -> Tally {
 }
 
 impl Life {
+    fn node(&mut self) -> &mut Node {
+        &mut self.nodes[self.at]
+    }
+
     fn act(&mut self) {
         let tier = self.random.usize(0..self.plan.tiers.len());
         match self.random.u8(0..100) {
             0..30 => self.store(),
             30..60 => self.load(),
-            60..75 => self.rig.faults[tier].set_plan(faults(&mut self.random)),
-            75..79 => {
-                self.rig.faults[tier].vanish();
-                self.vanished[tier] = true;
+            60..75 => {
+                let plan = faults(&mut self.random);
+                self.node().rig.faults[tier].set_plan(plan);
             }
+            75..78 => {
+                self.node().rig.faults[tier].vanish();
+                self.node().vanished[tier] = true;
+            }
+            78..79 => self.plan.stop_medium(self.at, self.random.u64(0..500)),
             79..84 => self.come_back(),
-            84..88 => {
+            84..87 => {
                 let digest = self.chunks.key(self.random.u64(0..self.chunks.count)).digest();
-                self.rig.faults[tier].delete(digest);
+                self.node().rig.faults[tier].delete(digest);
             }
-            88..91 => self.damage(),
+            87..91 => self.damage(),
             91..94 => {
                 jump_clock(self.random.u64(1_000_000..20_000_000_000));
                 self.tally.jumps += 1;
@@ -126,12 +163,13 @@ impl Life {
             let (key, payload) = (self.chunks.key(chunk), self.chunks.payload(chunk));
             self.chunks.offered.insert(chunk);
             self.chunks.purged.remove(&chunk);
-            let stored = self.rig.engine.store(&key, &payload);
+            self.node().offered.insert(chunk);
+            let stored = self.node().rig.engine.store(&key, &payload);
             self.tally.stored += u64::from(stored == Stored::Staged);
         }
         if self.random.bool() {
             let by = Duration::from_millis(self.random.u64(1..50));
-            self.rig.engine.flush(by);
+            self.node().rig.engine.flush(by);
         }
     }
 
@@ -142,7 +180,7 @@ impl Life {
         let mut buffers: Vec<_> =
             chunks.iter().map(|&chunk| vec![0xee; self.chunks.bytes_of(chunk)]).collect();
         let looked_up = if self.random.u8(0..4) == 0 { &keys[..count / 2] } else { &keys[..] };
-        let lease = self.rig.engine.lookup(looked_up);
+        let lease = self.node().rig.engine.lookup(looked_up);
         let mut wants: Vec<Want<'_>> =
             keys.iter().zip(&mut buffers).map(|(key, dest)| Want::new(key, dest)).collect();
         let mask = if self.random.u8(0..5) == 0 { self.random.u8(0..8) } else { 7 };
@@ -150,7 +188,7 @@ impl Life {
             want.tiers = TierMask::from_bits(mask);
         }
         let began = Instant::now();
-        let report = self.rig.engine.load(&lease, &mut wants);
+        let report = self.nodes[self.at].rig.engine.load(&lease, &mut wants);
         let limit = Duration::from_millis(self.plan.config.engine.step_deadline_ms) + SLACK;
         assert!(began.elapsed() < limit, "a load took {:?}", began.elapsed());
         for (chunk, want) in chunks.iter().zip(&wants) {
@@ -159,6 +197,8 @@ impl Life {
                 assert_eq!(wrong, 0, "WRONG BYTES of chunk {chunk}: {:?}", want.outcome);
                 assert!(self.chunks.offered.contains(chunk), "chunk {chunk} was never stored");
                 assert!(!self.chunks.purged.contains(chunk), "chunk {chunk} was purged");
+                let is_own = self.nodes[self.at].offered.contains(chunk);
+                self.tally.from_others += u64::from(!is_own);
             }
         }
         let hits = wants.iter().filter(|want| want.outcome.is_hit()).count() as u64;
@@ -184,8 +224,8 @@ impl Life {
     }
 
     fn come_back(&mut self) {
-        self.rig.faults.iter().for_each(FaultHandle::come_back);
-        self.vanished.fill(false);
+        self.node().rig.faults.iter().for_each(FaultHandle::come_back);
+        self.node().vanished.fill(false);
     }
 
     /// Behind the back of a running engine, or of one that rests.
@@ -193,7 +233,7 @@ impl Life {
         let stores = self.plan.stores();
         if !stores.is_empty() {
             let tier = stores[self.random.usize(0..stores.len())];
-            let damaged = self.plan.damage(tier, &mut self.random);
+            let damaged = self.plan.damage(self.at, tier, &mut self.random);
             self.tally.damaged_files += u64::from(damaged);
         }
     }
@@ -201,10 +241,10 @@ impl Life {
     fn purge(&mut self) {
         let mut request = PurgeRequest::new(Selector::salt(TENANT));
         request.wait_ms = self.random.u64(0..20);
-        let report = self.rig.engine.purge(&request).unwrap();
+        let report = self.node().rig.engine.purge(&request).unwrap();
         self.tally.purged += report.tiers.iter().map(|tier| tier.removed_chunks).sum::<u64>();
         // A medium that is away keeps what it holds.
-        if report.complete && !self.vanished.contains(&true) {
+        if report.complete && self.plan.keeps_purges() && !self.node().vanished.contains(&true) {
             let tenants = (0..self.chunks.count).filter(|&chunk| Chunks::is_tenants(chunk));
             self.chunks.purged.extend(tenants);
         }
@@ -212,32 +252,50 @@ impl Life {
 
     fn restart(&mut self) {
         self.quiesce();
-        let closed = self.rig.engine.close(PATIENCE);
+        let closed = self.node().rig.engine.close(PATIENCE);
         assert_eq!(closed.leaked_threads, 0, "{closed:?}");
         if self.random.u8(0..4) == 0 {
             self.damage();
         }
+        self.plan.lose_power(self.at, &mut self.random);
         self.check_caps();
-        self.rig = self.plan.open();
-        self.vanished.fill(false);
+        let rig = self.plan.open(self.at);
+        self.node().rig = rig;
+        self.node().vanished.fill(false);
         self.tally.restarts += 1;
     }
 
     fn check_caps(&self) {
-        let stats = self.rig.engine.stats();
-        for (index, (plan, tier)) in self.plan.tiers.iter().zip(&stats.tiers).enumerate() {
+        for (at, node) in self.nodes.iter().enumerate() {
+            let stats = node.rig.engine.stats();
+            let tiers = self.plan.tiers.iter().zip(&stats.tiers).enumerate();
+            for (index, (plan, tier)) in tiers.filter(|(_, (plan, _))| !plan.is_shared()) {
+                let cap = plan.capacity_bytes;
+                assert!(tier.used_bytes <= cap, "{} of {cap} used: {tier:?}", tier.used_bytes);
+                let on_disk = disk_bytes(&self.plan.directory(at, index));
+                assert!(on_disk <= cap, "{on_disk} bytes on the medium, cap {cap}: {tier:?}");
+            }
+        }
+    }
+
+    /// The leader has counted, and has made room; what dead writers left is gone.
+    fn await_shared_caps(&self) {
+        for (index, plan) in self.plan.tiers.iter().enumerate().filter(|(_, it)| it.is_shared()) {
+            let directory = self.plan.directory(0, index);
             let cap = plan.capacity_bytes;
-            assert!(tier.used_bytes <= cap, "{} of {cap} used: {tier:?}", tier.used_bytes);
-            let on_disk = disk_bytes(&self.plan.directory(index));
-            assert!(on_disk <= cap, "{on_disk} bytes on the medium, cap {cap}: {tier:?}");
+            self.wait("the cap of the shared directory does not hold", |_, _| {
+                shared::chunk_bytes(&directory) <= cap
+                    && shared::files(&directory, ".tmp").is_empty()
+            });
         }
     }
 
     /// Without faults everything comes to rest: nothing is held, every fault was counted.
     fn quiesce(&mut self) {
-        self.rig.faults.iter().for_each(|faults| faults.set_plan(FaultPlan::NONE));
+        self.node().rig.faults.iter().for_each(|faults| faults.set_plan(FaultPlan::NONE));
         self.come_back();
-        assert!(self.rig.engine.flush(PATIENCE).drained, "{:#?}", self.rig.engine.stats());
+        let engine = &self.nodes[self.at].rig.engine;
+        assert!(engine.flush(PATIENCE).drained, "{:#?}", engine.stats());
         let at_rest = |stats: &EngineStats| {
             let memories = [&stats.read_memory, &stats.staging_memory];
             // One slot may be the scrubber's.
@@ -253,7 +311,7 @@ impl Life {
         self.wait("a fault was not counted", |stats, faults| {
             stats.tiers.iter().zip(faults).all(|(tier, faults)| is_counted(tier, faults))
         });
-        for faults in &self.rig.faults {
+        for faults in &self.nodes[self.at].rig.faults {
             for (kind, count) in faults.counts() {
                 let name = match kind {
                     FaultKind::Stalls { .. } => "Stalls".to_owned(),
@@ -265,15 +323,15 @@ impl Life {
     }
 
     fn wait(&self, what: &str, is_true: impl Fn(&EngineStats, &[FaultHandle]) -> bool) {
-        let began = Instant::now();
+        let (began, rig) = (Instant::now(), &self.nodes[self.at].rig);
         loop {
             // What struck is looked at first: it is counted soon after.
-            let stats = self.rig.engine.stats();
-            if is_true(&stats, &self.rig.faults) {
+            let stats = rig.engine.stats();
+            if is_true(&stats, &rig.faults) {
                 return;
             }
             if began.elapsed() > PATIENCE {
-                let struck: Vec<_> = self.rig.faults.iter().map(FaultHandle::counts).collect();
+                let struck: Vec<_> = rig.faults.iter().map(FaultHandle::counts).collect();
                 panic!("{what}: {stats:#?}\nstruck: {struck:?}");
             }
             thread::sleep(Duration::from_millis(1));
@@ -281,11 +339,41 @@ impl Life {
     }
 
     fn end(&mut self) {
-        self.quiesce();
-        self.load();
-        let closed = self.rig.engine.close(PATIENCE);
-        assert!(closed.drained && closed.leaked_threads == 0, "{closed:?}");
+        for at in 0..self.nodes.len() {
+            self.at = at;
+            self.quiesce();
+            self.load();
+        }
+        // A load may be followed by stores.
+        for node in &self.nodes {
+            node.rig.engine.flush(PATIENCE);
+        }
+        self.await_shared_caps();
+        for node in &self.nodes {
+            let closed = node.rig.engine.close(PATIENCE);
+            assert!(closed.drained && closed.leaked_threads == 0, "{closed:?}");
+        }
         self.check_caps();
+        if self.random.u8(0..4) == 0 && !self.plan.stores().is_empty() {
+            self.check_repair();
+        }
+    }
+
+    /// What was repaired is clean.
+    fn check_repair(&mut self) {
+        let config = self.plan.config_of_stores(self.at);
+        let fsck = |repair: bool| {
+            let mut offline = Offline::open(config.clone()).unwrap();
+            let mut options = CheckOptions::default();
+            options.repair = repair;
+            check(&mut offline, &options, &mut || true).unwrap()
+        };
+        self.damage();
+        let first = fsck(true);
+        let second = fsck(false);
+        assert!(second.is_clean(), "after a repair: {second:#?}\nwhich found: {first:#?}");
+        self.tally.repairs += 1;
+        self.tally.repaired += u64::from(!first.is_clean());
     }
 }
 

@@ -4,6 +4,9 @@
 //! deleted, cut, restarted. Of every run is required: no wrong byte, no hang, no cap exceeded as `du` counts, every fault
 //! counted, no panic, nothing held at its end.
 //!
+//! Where a tier is a directory that many nodes share, two engines live at once, and files of it are removed, cut, rotten,
+//! exchanged and left behind under them; its cap, which lags behind what nodes write at one moment, must hold at rest.
+//!
 //! `KVBRAID_RUNS` is the number of runs (200), `KVBRAID_SEED` repeats the one of that seed. What several threads do has
 //! an order that no seed decides: a failure may need some repetitions, which `KVBRAID_REPEAT` gives.
 
@@ -15,6 +18,8 @@ mod model;
 mod pool;
 #[cfg(test)]
 mod rig;
+#[cfg(test)]
+mod shared;
 #[cfg(test)]
 #[path = "../../src/testing.rs"]
 mod testing;

@@ -17,6 +17,8 @@ mod purge;
 #[cfg(test)]
 mod scrub;
 #[cfg(test)]
+mod shared;
+#[cfg(test)]
 mod stat;
 #[cfg(test)]
 #[path = "../../src/testing.rs"]

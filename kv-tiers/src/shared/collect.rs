@@ -6,6 +6,7 @@ use kv_chunk::Digest;
 
 use super::{
     SharedTier,
+    config::OpenAs,
     inspect::{Discarded, If},
     jobs::{Job, Scan},
     lease::Beat,
@@ -220,6 +221,9 @@ impl SharedTier {
         guard: &dyn EvictionGuard,
         completions: &mut Vec<Completion>,
     ) {
+        if self.config.open_as != OpenAs::Node {
+            return;
+        }
         let mut proposals_left = 64;
         while self.index.len() > self.config.index_chunks_max && proposals_left > 0 {
             proposals_left -= 1;

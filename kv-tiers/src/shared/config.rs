@@ -30,6 +30,8 @@ pub struct SharedConfig {
     pub lookup_threads: u32,
     /// Who this is: random, another number for each opening of the directory by anybody.
     pub node: u64,
+    /// What the opening is for.
+    pub open_as: OpenAs,
     /// Permissions, independent of the process' umask. KV reveals prompts: widen with care.
     pub modes: Modes,
     /// A way to publish instead of the first that works.
@@ -56,6 +58,20 @@ pub struct SharedConfig {
     pub open_wait: Duration,
     /// How long dropping the tier waits for what is in flight before it leaks it.
     pub drop_wait: Duration,
+}
+
+/// What a directory is opened for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenAs {
+    /// To store and to read, as one node of many.
+    #[default]
+    Node,
+    /// For tools, also beside nodes that run: nothing is made, written, touched or taken, no lease, no collecting. All
+    /// that is there is looked at while it opens; writes are refused, [`remove`](crate::Tier::remove) works.
+    Looker,
+    /// As `Looker`, and what is provably no whole chunk, or no lease, is removed while it opens.
+    Mender,
 }
 
 /// Permissions of what is made.
@@ -116,6 +132,7 @@ impl SharedConfig {
             threads: 8,
             lookup_threads: 4,
             node,
+            open_as: OpenAs::default(),
             modes: Modes::default(),
             publish: None,
             op_timeout_ns: 10_000_000_000,

@@ -21,7 +21,7 @@ pub(super) enum Found {
         mtime_ns: i128,
     },
     /// Not a whole chunk but so many bytes: a miss, to be removed.
-    Torn(u64),
+    Torn(u64, HeaderError),
     /// A later version's chunk, or no file: a miss, left alone.
     LeftAlone,
 }
@@ -89,7 +89,7 @@ pub(super) fn inspect(path: &Path, digest: Digest) -> Result<Found, TierError> {
     Ok(match judge(&header[..read], digest, metadata.len()) {
         Ok(held) => Found::Whole { held, mtime_ns: mtime_ns(&metadata) },
         Err(HeaderError::Version { .. }) => Found::LeftAlone,
-        Err(_) => Found::Torn(metadata.len()),
+        Err(why) => Found::Torn(metadata.len(), why),
     })
 }
 
@@ -133,7 +133,7 @@ pub(super) fn discard(path: &Path, digest: Digest, condition: If) -> Result<Disc
     let file_bytes = |held: Held| HEADER_BYTES as u64 + held.payload_bytes;
     let bytes = match (inspect(path, digest)?, condition) {
         (Found::Nothing, _) => return Ok(Discarded::Absent),
-        (Found::Torn(bytes), _) => bytes,
+        (Found::Torn(bytes, _), _) => bytes,
         (Found::Whole { held, .. }, If::WrittenAs(write_id)) if held.write_id == write_id => {
             file_bytes(held)
         }

@@ -12,9 +12,11 @@ use kv_chunk::{Digest, HEADER_BYTES, HeaderError};
 use nix::sys::{stat::futimens, time::TimeSpec};
 
 use super::{
+    config::OpenAs,
     inspect::{self, Discarded, Found, If, charge, failed, inspect, judge, mtime_ns, read_full},
     paths::{self, Fan, Named},
     publish::{Place, Spent, Stored, Temporary},
+    survey::{Survey, survey_fan, survey_root},
 };
 use crate::{Held, IoContext, ReadDone, Record, Slot, TierError, piece_range};
 
@@ -28,6 +30,8 @@ pub(super) enum Job {
     ListFans,
     Scan(Fan),
     RemoveTemporary(PathBuf),
+    SurveyRoot(OpenAs),
+    SurveyFan(Fan, OpenAs),
 }
 
 /// Its outcome.
@@ -40,6 +44,7 @@ pub(super) enum Done {
     Fans(Result<Vec<Fan>, TierError>),
     Scanned(Result<Scan, TierError>),
     TemporaryRemoved(bool),
+    Surveyed(Result<Survey, TierError>),
 }
 
 /// What a read found.
@@ -89,6 +94,8 @@ pub(super) fn perform(job: Job, place: &Place) -> Done {
         }
         Job::ListFans => Done::Fans(list_fans(&place.root)),
         Job::Scan(fan) => Done::Scanned(scan(&place.root, fan)),
+        Job::SurveyRoot(open_as) => Done::Surveyed(survey_root(place, open_as)),
+        Job::SurveyFan(fan, open_as) => Done::Surveyed(survey_fan(place, fan, open_as)),
         Job::RemoveTemporary(path) => Done::TemporaryRemoved(fs::remove_file(path).is_ok()),
     }
 }
@@ -149,7 +156,7 @@ fn read(
     }
 }
 
-fn names(directory: &Path) -> Result<Vec<OsString>, TierError> {
+pub(super) fn names(directory: &Path) -> Result<Vec<OsString>, TierError> {
     let names = || -> io::Result<Vec<OsString>> {
         fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name())).collect()
     };

@@ -17,6 +17,7 @@ mod paths;
 mod pool;
 mod publish;
 mod space;
+mod survey;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -35,7 +36,7 @@ use nix::{
     sys::eventfd::EventFd,
 };
 
-pub use self::config::{Modes, PublishBy, SharedConfig};
+pub use self::config::{Modes, OpenAs, PublishBy, SharedConfig};
 use self::{
     collect::Doom,
     index::Index,
@@ -48,8 +49,8 @@ use self::{
     space::Space,
 };
 use crate::{
-    Capabilities, Completion, EvictionGuard, Held, Located, Op, RejectReason, Rejected, Tier,
-    TierStats, record_bytes,
+    Capabilities, Completion, EvictionGuard, Finding, Held, Located, Op, RejectReason, Rejected,
+    Tier, TierStats, record_bytes,
 };
 
 /// Counters of the store itself, beyond [`TierStats`].
@@ -66,6 +67,8 @@ pub struct SharedDetail {
     pub lost_races: u64,
     /// Files removed since they were no whole chunks.
     pub torn_removed: u64,
+    /// Chunks that a later version wrote, found by an opening to look.
+    pub newer_chunks: u64,
     /// Temporaries of dead writers removed.
     pub stale_removed: u64,
     /// Chunks looked for on the file system.
@@ -128,6 +131,7 @@ pub struct SharedTier {
     closed: bool,
     stats: TierStats,
     detail: SharedDetail,
+    findings: Vec<Finding>,
 }
 
 impl std::fmt::Debug for SharedTier {
@@ -146,11 +150,16 @@ impl SharedTier {
     /// Counters of the store itself.
     pub fn detail(&self) -> SharedDetail {
         SharedDetail {
-            publish: Some(self.place.publish),
+            publish: (self.config.open_as == OpenAs::Node).then_some(self.place.publish),
             leader: self.beat.leader,
             counted: self.space.rounds_ended,
             ..self.detail
         }
+    }
+
+    /// What an opening to look found besides chunks.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
     }
 
     fn is_foreign_process(&self) -> bool {
@@ -170,6 +179,9 @@ impl SharedTier {
 
     fn reject_reason(&self, op: &Op) -> Option<RejectReason> {
         if self.closed || self.is_foreign_process() {
+            return Some(RejectReason::Closed);
+        }
+        if self.config.open_as != OpenAs::Node && matches!(op, Op::Write(_)) {
             return Some(RejectReason::Closed);
         }
         let fits = match op {
@@ -359,6 +371,7 @@ impl Tier for SharedTier {
             used_bytes: self.space.used_bytes(),
             capacity_bytes: self.config.capacity_bytes,
             chunks: self.index.len() as u64,
+            removals_pending: self.doomed.len() as u64,
             recovered_chunks: self.index.found(),
             ..self.stats.clone()
         }

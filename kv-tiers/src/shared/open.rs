@@ -18,7 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{
     SharedConfig, SharedTier,
-    config::PublishBy,
+    config::{OpenAs, PublishBy},
     index::Index,
     inspect::failed,
     jobs::hung,
@@ -28,13 +28,15 @@ use super::{
     pool::{Lane, LaneId},
     publish::{self, Place},
     space::Space,
+    survey::check_root,
 };
 use crate::{TierError, TierStats};
 
 /// What opening found.
 struct Prepared {
     place: Arc<Place>,
-    keeper: Keeper,
+    /// None of whoever only looks.
+    keeper: Option<Keeper>,
     beat: Beat,
     fallbacks: Vec<String>,
 }
@@ -42,7 +44,7 @@ struct Prepared {
 impl SharedTier {
     /// Opens the directory, on every node that mounts it. Fails with `Newer` if a later version made it, and after
     /// [`open_wait`](SharedConfig::open_wait) if the mount does not answer. Nothing is listed: the chunks of others are
-    /// found when they are looked for.
+    /// found when they are looked for. To look ([`OpenAs`]) all is listed, for as long as files keep coming.
     pub fn open(config: SharedConfig, now_ns: u64) -> Result<Self, TierError> {
         config.check()?;
         let figures = Arc::new(Mutex::new(Figures::default()));
@@ -55,14 +57,15 @@ impl SharedTier {
             |id, threads| Lane::start(id, threads, &place, &sender, &wake).map_err(system("spawn"));
         let data = lane(LaneId::Data, config.threads)?;
         let small = lane(LaneId::Small, config.lookup_threads)?;
-        let keeper = keeper.run(sender, Arc::clone(&wake)).map_err(system("spawn"))?;
+        let keeper = keeper.map(|keeper| keeper.run(sender, Arc::clone(&wake)));
+        let keeper = keeper.transpose().map_err(system("spawn"))?;
         let mut tier = Self {
             owner_pid: process::id(),
             index: Index::new(config.absent_max),
             space: Space::new(config.capacity_bytes, beat.figures),
             place,
             lanes: Some((data, small)),
-            keeper: Some(keeper),
+            keeper,
             messages,
             wake,
             wake_raised: false,
@@ -86,9 +89,13 @@ impl SharedTier {
             closed: false,
             stats: TierStats { fallbacks, ..TierStats::default() },
             detail: Default::default(),
+            findings: Default::default(),
             config,
         };
-        tier.take_beat(beat, now_ns);
+        match tier.config.open_as {
+            OpenAs::Node => tier.take_beat(beat, now_ns),
+            OpenAs::Looker | OpenAs::Mender => tier.survey()?,
+        }
         Ok(tier)
     }
 }
@@ -120,7 +127,13 @@ fn prepare(config: &SharedConfig, figures: Arc<Mutex<Figures>>) -> Result<Prepar
         chmod: false,
         hold: AtomicBool::new(false),
         attempts: AtomicU64::new(0),
+        looked_at: AtomicU64::new(0),
     };
+    if config.open_as != OpenAs::Node {
+        check_root(&place.root)?;
+        let (place, beat, fallbacks) = (Arc::new(place), Beat::default(), Vec::new());
+        return Ok(Prepared { place, keeper: None, beat, fallbacks });
+    }
     make_root(&place)?;
     // Before anything is written: a later version's directory is left as it is.
     let is_new = read_marker(&place.root)?.is_none();
@@ -138,7 +151,7 @@ fn prepare(config: &SharedConfig, figures: Arc<Mutex<Figures>>) -> Result<Prepar
     if beat.newer {
         fallbacks.push("a later version leads here: this node never counts or collects".into());
     }
-    Ok(Prepared { place, keeper, beat, fallbacks })
+    Ok(Prepared { place, keeper: Some(keeper), beat, fallbacks })
 }
 
 /// The directories above are made as well, with the same permissions.

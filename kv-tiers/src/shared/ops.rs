@@ -7,6 +7,7 @@ use kv_chunk::{Digest, HEADER_BYTES, WriteId};
 use super::{
     SharedTier,
     collect::Room,
+    config::OpenAs,
     index::Entry,
     inspect::If,
     jobs::{Bytes, Done, Job, hung},
@@ -60,6 +61,7 @@ pub(super) enum Running {
     ListFans,
     Scan(Fan),
     RemoveTemporary,
+    Survey,
 }
 
 /// Bytes that a read of `blocks` puts into its slot.
@@ -173,7 +175,8 @@ impl SharedTier {
             }
             let ReadOp { id, digest, blocks, slot, purpose } = op;
             let (every_ns, round) = (self.config.touch_every_ns, self.space.rounds_begun);
-            let entry = if purpose == Purpose::Use { self.index.meet(digest) } else { None };
+            let uses = purpose == Purpose::Use && self.config.open_as == OpenAs::Node;
+            let entry = if uses { self.index.meet(digest) } else { None };
             let touch = entry.is_some_and(|entry| {
                 let due =
                     entry.touched_ns.is_none_or(|at_ns| now_ns.saturating_sub(at_ns) >= every_ns);
@@ -216,12 +219,13 @@ impl SharedTier {
             // What has been written, or is being removed, since the read began is another matter.
             _ if self.index.get(digest).map(|entry| entry.held.write_id) != known => {}
             _ if self.doomed.contains_key(&digest) || self.writing.contains(&digest) => {}
-            Bytes::Torn => {
+            // Whoever only looks removes nothing.
+            Bytes::Torn if self.config.open_as == OpenAs::Node => {
                 self.index.remove(digest);
                 self.doom(digest, If::Torn, 0);
                 self.start_removals(now_ns);
             }
-            Bytes::Nothing | Bytes::Unusable => {
+            Bytes::Torn | Bytes::Nothing | Bytes::Unusable => {
                 self.index.remove(digest);
             }
         }

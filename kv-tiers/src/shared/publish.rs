@@ -38,6 +38,9 @@ pub(super) struct Place {
     pub(super) hold: AtomicBool,
     /// Makes names unique. Relaxed: only that each number is given once counts.
     pub(super) attempts: AtomicU64,
+    /// Files looked at for a tool. Written by the pool, read by the tier's thread to see that it goes on. Relaxed: it
+    /// guards no data.
+    pub(super) looked_at: AtomicU64,
 }
 
 /// A chunk that is half written.
@@ -122,7 +125,7 @@ impl Place {
                 match inspect(&path, digest)? {
                     Found::Whole { held, .. } => return Ok(Stored::Held(held)),
                     Found::LeftAlone => return Ok(Stored::Occupied),
-                    Found::Torn(_) => {
+                    Found::Torn(..) => {
                         inspect::discard(&path, digest, If::Torn)?;
                         spent.torn_removed += 1;
                     }
@@ -196,7 +199,7 @@ impl Place {
             }
             Found::Whole { held, .. } => Ok(Stored::Held(held)),
             Found::LeftAlone => Ok(Stored::Occupied),
-            Found::Torn(_) | Found::Nothing => {
+            Found::Torn(..) | Found::Nothing => {
                 Err(failed("publish", path, 0, written as u64)(error))
             }
         }

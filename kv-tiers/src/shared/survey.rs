@@ -71,12 +71,17 @@ pub(super) fn survey_root(place: &Place, open_as: OpenAs) -> Result<Survey, Tier
             }
             Some(paths::LEASE) => judge_lease(path, open_as, &mut found),
             Some(name) if paths::is_temporary(name) => {
-                found.note(FindingKind::Leftover, path, "of an opening that goes on, or was killed");
+                found.note(
+                    FindingKind::Leftover,
+                    path,
+                    "being written, or left by a process that died",
+                );
             }
             _ => found.note(FindingKind::LeftAlone, path, "not ours"),
         }
     }
-    let is_newer = |it: &Finding| it.kind == FindingKind::LeftAlone && it.path.ends_with(paths::MARKER);
+    let is_newer =
+        |it: &Finding| it.kind == FindingKind::LeftAlone && it.path.ends_with(paths::MARKER);
     if found.findings.iter().any(is_newer) {
         // A later version may use any name in its own way.
         found.fans.clear();
@@ -104,14 +109,16 @@ fn judge_marker(path: PathBuf, found: &mut Survey) {
 }
 
 fn judge_lease(path: PathBuf, open_as: OpenAs, found: &mut Survey) {
-    let is_damaged = || matches!(fs::read(&path).map(|it| Lease::parse(&it)), Ok(Err(Bad::Damaged)));
+    let is_damaged =
+        || matches!(fs::read(&path).map(|it| Lease::parse(&it)), Ok(Err(Bad::Damaged)));
     match fs::read(&path).map(|bytes| Lease::parse(&bytes)) {
         Ok(Err(Bad::Newer(version))) => {
             found.note(FindingKind::LeftAlone, path, format!("of version {version}"));
         }
         Ok(Err(Bad::Damaged)) => {
             // Leaders replace it whole: what is damaged twice stays so.
-            let removed = open_as == OpenAs::Mender && is_damaged() && fs::remove_file(&path).is_ok();
+            let removed =
+                open_as == OpenAs::Mender && is_damaged() && fs::remove_file(&path).is_ok();
             if removed {
                 found.removed += 1;
             } else {
@@ -203,11 +210,8 @@ impl SharedTier {
             }
             sum.add(self.next_survey()?);
         }
-        let figures = Figures {
-            round: 0,
-            used_bytes: sum.used_bytes,
-            chunks: sum.chunks.len() as u64,
-        };
+        let figures =
+            Figures { round: 0, used_bytes: sum.used_bytes, chunks: sum.chunks.len() as u64 };
         self.space = Space::new(self.config.capacity_bytes, figures);
         for (digest, held) in sum.chunks {
             let entry = Entry { held, found: true, touched_ns: None, touched_round: 0 };

@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kv_chunk::Digest;
+use kv_chunk::{Digest, HEADER_BYTES, block_crc};
 use kv_tiers::{
     Arena, Completion, EvictionGuard, Held, Located, Op, OpId, Piece, Purpose, ReadDone, ReadOp,
-    Record, SharedConfig, SharedTier, Slot, Tier, TierError, Unguarded, WriteOp,
+    Record, Rejected, SharedConfig, SharedTier, Slot, Tier, TierError, Unguarded, WriteOp,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -114,14 +114,18 @@ impl Node {
     }
 
     pub(crate) fn submit_write(&mut self, number: u32, bytes: u64) -> OpId {
+        self.try_submit_write(number, bytes).unwrap()
+    }
+
+    pub(crate) fn try_submit_write(&mut self, number: u32, bytes: u64) -> Result<OpId, Rejected> {
         self.ops += 1;
         let (id, version) = (OpId(self.ops), self.version);
         let slot = self.slot();
         let payload = payload(number, version, bytes);
         let record = Record::encode(slot, &key(number), write_id(number, version), &payload);
         let op = WriteOp { id, record: Arc::new(record.unwrap()) };
-        self.tier.submit(Op::Write(op), self.now_ns()).unwrap();
-        id
+        self.tier.submit(Op::Write(op), self.now_ns())?;
+        Ok(id)
     }
 
     pub(crate) fn submit_read(&mut self, number: u32) -> OpId {
@@ -194,6 +198,16 @@ impl Node {
     pub(crate) fn is_leader(&self) -> bool {
         self.tier.detail().leader
     }
+}
+
+/// Makes a chunk's file one of a later version, whole in its own way.
+pub(crate) fn make_later(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[8] = 2;
+    bytes[12..16].fill(0);
+    let crc = block_crc(&bytes[..HEADER_BYTES]);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    fs::write(path, bytes).unwrap();
 }
 
 pub(crate) fn path_of(directory: &Path, number: u32) -> PathBuf {

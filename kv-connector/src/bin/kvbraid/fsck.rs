@@ -11,7 +11,7 @@ use kv_connector::{
 
 use crate::{failure::Failure, output, watch::Bar};
 
-/// Read and verify every chunk of every tier, while no engine runs.
+/// Read and verify every chunk of every tier, while no engine runs; directories that many nodes share also beside them.
 ///
 /// Exit code 0: all is whole. 1: damage was found, also if it was removed. 2: the arguments, the configuration, or an
 /// engine that runs.
@@ -90,6 +90,7 @@ fn tier_text(text: &mut String, tier: &TierCheck) {
     for (count, what) in [
         (tier.torn_slots, "headers that are not whole"),
         (tier.newer_chunks, "chunks of a later version: left alone"),
+        (tier.changed_chunks, "chunks that other nodes changed meanwhile: not looked at"),
         (tier.removed_chunks, "damaged chunks removed"),
         (tier.removed_others, "damaged files and headers removed"),
     ] {

@@ -55,7 +55,7 @@ impl Purge {
         if let Some(socket) = &config.engine.socket
             && ask(socket, "stats", Duration::from_secs(5)).is_ok()
         {
-            return self.live(socket, selector);
+            return self.live(&config, socket, selector);
         }
         let bar = Bar::new(0);
         let mut offline =
@@ -73,8 +73,8 @@ impl Purge {
         self.verdict(report.is_complete())
     }
 
-    fn live(&self, socket: &Path, selector: Selector) -> Result<(), Failure> {
-        let mut request = PurgeRequest::new(selector);
+    fn live(&self, config: &Config, socket: &Path, selector: Selector) -> Result<(), Failure> {
+        let mut request = PurgeRequest::new(selector.clone());
         request.dry_run = self.dry_run;
         request.wait_ms = self.wait.saturating_mul(1_000);
         let line = serde_json::to_string(&request).map_err(|it| Failure::failed(it.to_string()))?;
@@ -82,17 +82,22 @@ impl Purge {
         let answer = ask(socket, &format!("purge {line}"), deadline).map_err(|error| {
             Failure::failed(format!("no answer on {}: {error}", socket.display()))
         })?;
-        let value: Value = serde_json::from_str(&answer)
+        let mut value: Value = serde_json::from_str(&answer)
             .map_err(|error| Failure::failed(format!("the engine's answer is no JSON: {error}")))?;
         if let Some(error) = value["error"].as_str() {
             return Err(Failure::failed(format!("the engine refuses: {error}")));
         }
+        // The engine knows of a shared directory what it has met there; the rest is removed here.
+        let mut beside = Offline::open_beside(config.clone())?;
+        let directories = purge_offline(&mut beside, &selector, self.dry_run, &mut || true)?;
         if self.json {
+            value["directories"] = serde_json::to_value(&directories)
+                .map_err(|error| Failure::failed(error.to_string()))?;
             output::print(&(serde_json::to_string_pretty(&value).unwrap_or(answer) + "\n"))?;
         } else {
-            output::print(&live_text(&value))?;
+            output::print(&(live_text(&value) + &offline_text(&directories)))?;
         }
-        self.verdict(value["complete"] == true)
+        self.verdict(value["complete"] == true && directories.is_complete())
     }
 
     fn verdict(&self, complete: bool) -> Result<(), Failure> {
@@ -104,10 +109,11 @@ impl Purge {
     }
 }
 
+/// Of a running engine's configuration: its shared directories.
 fn offline_text(report: &OfflinePurge) -> String {
     let line = |tier: &kv_connector::inspect::TierPurgeOffline| match tier.state {
         Some(TierState::Opened) => format!(
-            "tier {}: {} of {} chunks selected ({} bytes), {} removed, {} left, {} unreadable\n",
+            "directory of {}: {} of {} chunks selected ({} bytes), {} removed, {} left, {} unreadable\n",
             tier.name,
             tier.matched_chunks,
             tier.chunks,
