@@ -44,7 +44,6 @@ mod load;
 mod metrics;
 mod open;
 mod outcome;
-mod pages;
 pub mod replay;
 mod report;
 mod shared;

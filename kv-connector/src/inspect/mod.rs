@@ -9,6 +9,7 @@
 mod check;
 mod live;
 mod offline;
+mod pages;
 mod purge;
 mod read;
 mod select;
@@ -23,4 +24,4 @@ pub use self::{
     select::Selector,
     socket_client::ask,
 };
-pub(crate) use self::{live::Errand, read::verify};
+pub(crate) use self::{live::Errand, pages::Pages, read::verify};

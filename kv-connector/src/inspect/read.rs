@@ -17,7 +17,8 @@ use kv_tiers::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use crate::{clock::now_ns, pages::Pages};
+use super::Pages;
+use crate::clock::now_ns;
 
 /// Blocks of 1 MiB in one read: any chunk is read with slots of this size.
 pub(super) const BLOCKS_PER_READ: u32 = 4;

@@ -11,8 +11,7 @@ use kv_tiers::{
 use super::Worker;
 use crate::{
     Event,
-    inspect::{Damage, Errand, TierPurge, verify},
-    pages::Pages,
+    inspect::{Damage, Errand, Pages, TierPurge, verify},
     tier_handle::TierCounters,
 };
 

@@ -21,6 +21,9 @@ mod rig;
 #[cfg(test)]
 mod shared;
 #[cfg(test)]
+#[path = "../support/small_tmpfs.rs"]
+mod small_tmpfs;
+#[cfg(test)]
 #[path = "../../src/testing.rs"]
 mod testing;
 #[cfg(test)]

@@ -1,38 +1,12 @@
 //! A real file system that is full, and is filled up in the middle.
 
-use std::{
-    fs::{self, File},
-    io::Write,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::time::Duration;
 
 use kv_connector::{ByteSize, Config, Engine, Stored, TierConfig, Want, replay::wrong_bytes};
 
-use crate::model::Chunks;
+use crate::{model::Chunks, small_tmpfs::SmallTmpfs};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// A tmpfs of 8 MiB, gone at the end.
-struct Mount(PathBuf);
-
-impl Mount {
-    fn new(directory: &Path) -> Option<Self> {
-        let status = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=8m,mode=700", "kvbraid-test"])
-            .arg(directory)
-            .output();
-        let mounted = status.is_ok_and(|output| output.status.success());
-        mounted.then(|| Self(directory.to_owned()))
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
 
 fn store(engine: &Engine, chunks: &Chunks, range: std::ops::Range<u64>) {
     for chunk in range {
@@ -56,11 +30,8 @@ fn hits(engine: &Engine, chunks: &Chunks, range: std::ops::Range<u64>) -> usize 
 #[test]
 fn a_file_system_that_fills_up_costs_writes_only_and_they_resume_when_there_is_room() {
     let root = tempfile::tempdir().unwrap();
-    let Some(mount) = Mount::new(root.path()) else {
-        println!("SKIP small tmpfs: it cannot be mounted (needs root)");
-        return;
-    };
-    let directory = mount.0.join("tier");
+    let Some(mount) = SmallTmpfs::mount(root.path()) else { return };
+    let directory = mount.path("tier");
     let mut tier = TierConfig::nvme("small", &directory, ByteSize::mib(64));
     // The cap promises eight times what there is.
     tier.segment = Some(ByteSize::mib(1));
@@ -74,16 +45,12 @@ fn a_file_system_that_fills_up_costs_writes_only_and_they_resume_when_there_is_r
     let engine = Engine::open(config.clone()).unwrap();
     store(&engine, &chunks, 0..30);
     assert_eq!(hits(&engine, &chunks, 0..30), 30);
-    // Somebody else takes the rest.
-    let ballast = mount.0.join("ballast");
-    let mut file = File::create(&ballast).unwrap();
-    while file.write_all(&[1; 65_536]).is_ok() {}
-    drop(file);
+    mount.fill();
     store(&engine, &chunks, 100..140);
     let stats = &engine.stats().tiers[0];
     assert_eq!(stats.breaker, "closed", "a full medium is no broken one: {stats:?}");
     assert!(hits(&engine, &chunks, 0..140) > 0, "reads stopped, too");
-    fs::remove_file(&ballast).unwrap();
+    mount.empty();
     store(&engine, &chunks, 200..220);
     // The last of them were written after the rest that a full medium gives writes.
     store(&engine, &chunks, 220..230);

@@ -43,6 +43,21 @@ fn an_empty_store_begins_at_the_default_without_a_probe() {
 }
 
 #[test]
+fn one_request_keeps_more_than_one_read_in_flight_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = on_disk(directory.path());
+    config.tiers.truncate(1);
+    config.tiers[0].window = Some(6);
+    let keys = keys(0..24);
+    fill(&Engine::open(config.clone()).unwrap(), &keys);
+    let engine = Engine::open(config).unwrap();
+    assert_eq!(engine.stats().tiers[0].in_flight_max, 0);
+    assert_eq!(load(&engine, &keys).0.hits(), 24);
+    let tier = &engine.stats().tiers[0];
+    assert!((2..=6).contains(&tier.in_flight_max), "{tier:?}");
+}
+
+#[test]
 fn a_fixed_window_is_neither_probed_nor_learned() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = on_disk(directory.path());
