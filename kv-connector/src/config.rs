@@ -10,11 +10,13 @@ use serde::Deserialize;
 use crate::{ByteSize, EngineError, Observer};
 
 mod check;
+mod namespace;
+mod queue;
 mod shared;
 mod space;
 mod window;
 
-pub use self::shared::SharedSection;
+pub use self::{namespace::NamespaceSection, queue::QueueSection, shared::SharedSection};
 pub(crate) use window::windows;
 
 /// A whole configuration. Tiers are named fastest first; the engine then learns their order from their live rates.
@@ -28,6 +30,12 @@ pub struct Config {
     /// `[[tier]]`, one to eight of them.
     #[serde(default, rename = "tier")]
     pub tiers: Vec<TierConfig>,
+    /// `[queue]`; only looked at by a [`LoadQueue`](crate::LoadQueue).
+    #[serde(default)]
+    pub queue: QueueSection,
+    /// `[namespace]`; only looked at by adapters of serving engines.
+    #[serde(default)]
+    pub namespace: Option<NamespaceSection>,
     /// Told of what is published, evicted and lost; not in files.
     #[serde(skip)]
     pub observer: Option<Observer>,

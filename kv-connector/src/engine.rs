@@ -33,6 +33,8 @@ use crate::{
     totals::Totals,
 };
 
+mod delete;
+
 /// Reads and writes chunks on all tiers of a node. Shared by reference between any number of threads.
 ///
 /// In a forked child every call is a miss or a refusal, and dropping the engine there touches nothing.
@@ -149,6 +151,15 @@ impl Engine {
     /// Which chunks are readable now; those stay so while the lease is held. Answers from memory; only chunks that are
     /// unknown here are looked for on tiers that other nodes write into, for [`lookup_wait_ms`](crate::EngineConfig::lookup_wait_ms) at most.
     pub fn lookup(&self, keys: &[ChunkKey]) -> Lease {
+        let lease = self.lease(keys);
+        if self.shared.is_usable() {
+            lock_plain(&self.shared.totals).count_lookup(lease.hits());
+        }
+        lease
+    }
+
+    /// A look-up that nobody counts.
+    pub(crate) fn lease(&self, keys: &[ChunkKey]) -> Lease {
         let shared = &self.shared;
         let usable = shared.is_usable();
         if usable {
@@ -170,9 +181,6 @@ impl Engine {
                 let hit = shared.directory.lease_resident(digest, readable);
                 lease.push(digest, hit, None);
             }
-        }
-        if usable {
-            lock_plain(&shared.totals).count_lookup(lease.hits());
         }
         lease
     }

@@ -7,6 +7,10 @@ use kv_tiers::Record;
 
 use crate::directory::Directory;
 
+mod table;
+
+pub use self::table::LockTable;
+
 /// Which of the chunks looked up are readable, and protection for those: no tier evicts them until this is dropped.
 ///
 /// A medium that fails can still lose a leased chunk: loading it is then a miss. Dropping releases every chunk once.
@@ -48,6 +52,23 @@ impl Lease {
     /// One answer per key, in the order asked.
     pub fn hits(&self) -> &[bool] {
         &self.hits
+    }
+
+    /// One lease for each chunk that was a hit, in the order asked: each protects its chunk until it is dropped.
+    pub fn split(mut self) -> Vec<Option<Self>> {
+        let digests = std::mem::take(&mut self.digests);
+        let hits = std::mem::take(&mut self.hits);
+        let mut records = std::mem::take(&mut self.records);
+        let one = |(digest, hit): (Digest, bool)| {
+            hit.then(|| {
+                let mut lease = Self::new(&self.directory, 1);
+                let at = records.iter().position(|record| record.digest() == digest);
+                lease.push(digest, true, at.map(|at| records.swap_remove(at)));
+                lease.owner_pid = self.owner_pid;
+                lease
+            })
+        };
+        digests.into_iter().zip(hits).map(one).collect()
     }
 
     /// Hits before the first miss.

@@ -12,12 +12,10 @@
 //! config.engine.chunk_bytes_max = ByteSize::mib(1);
 //! (config.engine.host_cache, config.engine.staging) = (ByteSize::mib(8), ByteSize::mib(8));
 //! let engine = Engine::open(config)?;
-//!
-//! # let namespace = Namespace {
-//! #     model: "m".into(), weights: "r1".into(), dtype: "bf16".into(), layout: "NHD".into(), chunk_tokens: 256,
-//! #     serde: "raw".into(), hash_algorithm: "sha256".into(), hash_seed: "none".into(), tensor_parallel: 1,
-//! #     pipeline_parallel: 1, context_parallel: 1, engine: "doc".into(), engine_major: 1, extra: Default::default(),
-//! # };
+//! # let namespace = Namespace { model: "m".into(), weights: "r1".into(), dtype: "bf16".into(), layout: "NHD".into(),
+//! #     chunk_tokens: 256, serde: "raw".into(), hash_algorithm: "sha256".into(), hash_seed: "none".into(),
+//! #     tensor_parallel: 1, pipeline_parallel: 1, context_parallel: 1, engine: "doc".into(), engine_major: 1,
+//! #     extra: Default::default() };
 //! let keys = [KeySpace::new(&namespace)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
 //! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass
 //! engine.flush(std::time::Duration::from_secs(5));
@@ -27,8 +25,7 @@
 //! assert_eq!((report.hits(), &dest), (1, b"keys and values"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 mod arenas;
 mod cache;
 mod clock;
@@ -44,6 +41,9 @@ mod load;
 mod metrics;
 mod open;
 mod outcome;
+#[cfg(feature = "python")]
+mod python;
+mod queue;
 pub mod replay;
 mod report;
 mod shared;
@@ -64,13 +64,14 @@ mod want;
 pub use crate::{
     arenas::Arenas,
     clock::{jump_clock, now_ns},
-    config::{Config, EngineConfig, SharedSection},
+    config::{Config, EngineConfig, NamespaceSection, QueueSection, SharedSection},
     config::{TailPolicy, ThrottleSection, TierConfig, TierKind},
     engine::Engine,
     error::EngineError,
     event::{Event, Observer},
-    lease::Lease,
+    lease::{Lease, LockTable},
     outcome::{CloseReport, FlushReport, StoreRefusal, Stored},
+    queue::{Load, LoadQueue, Wanted},
     report::{MissReason, StepReport, TierShare},
     size::ByteSize,
     stats::{CacheStats, EngineStats, MemoryStats, TierStatus},

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use kv_chunk::Digest;
 use kv_router::{KneeConfig, TierId};
 use kv_tiers::{ErrorKind, TierError, TierStats};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -56,6 +57,8 @@ pub(crate) struct Inbox {
     pub(crate) close_by_ns: Option<u64>,
     pub(crate) snapshot_wanted: bool,
     pub(crate) errand: Option<Arc<Errand>>,
+    /// Chunks that left the directory by request.
+    pub(crate) removals: Vec<Digest>,
     /// The thread has ended: nothing is taken any more.
     gone: bool,
 }
@@ -186,6 +189,16 @@ impl TierHandle {
         drop(inbox);
         self.ring();
         true
+    }
+
+    /// Has the thread remove a chunk that the directory no longer names for this tier.
+    pub(crate) fn push_removal(&self, digest: Digest) {
+        let mut inbox = lock_plain(&self.inbox);
+        if !inbox.gone {
+            inbox.removals.push(digest);
+            drop(inbox);
+            self.ring();
+        }
     }
 
     /// Called by the thread: everything that came in since.

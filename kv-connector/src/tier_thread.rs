@@ -195,6 +195,7 @@ impl Worker {
         if let Some(errand) = inbox.errand {
             self.begin_purge(errand);
         }
+        self.remove_deleted(&inbox.removals, now_ns);
         for step in inbox.steps {
             if self.gone || !self.handle().is_readable() {
                 step.0.mask_tier(self.id);

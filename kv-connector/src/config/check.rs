@@ -20,6 +20,7 @@ const WINDOW_MAX: u32 = 1024;
 pub(super) fn check(config: &Config) -> Result<(), EngineError> {
     check_engine(&config.engine)?;
     check_memory(config, memory_total())?;
+    config.queue.check(config.engine.chunk_bytes_max)?;
     if !(1..=TIERS_MAX).contains(&config.tiers.len()) {
         let problem = format!("{} tiers", config.tiers.len());
         return fail("tier", problem, format!("name 1 to {TIERS_MAX} [[tier]] sections"));
@@ -89,6 +90,7 @@ fn check_memory(config: &Config, total: Option<u64>) -> Result<(), EngineError> 
         ("engine.host_cache", engine.host_cache),
         ("engine.staging", engine.staging),
         ("engine.read_buffer", engine.read_buffer.unwrap_or_default()),
+        ("queue.memory", config.queue.memory.unwrap_or_default()),
     ];
     let wanted = parts.iter().fold(0_u64, |sum, (_, part)| sum.saturating_add(part.0));
     let Some(total) = total.filter(|total| wanted > *total) else { return Ok(()) };
@@ -97,7 +99,7 @@ fn check_memory(config: &Config, total: Option<u64>) -> Result<(), EngineError> 
     fail(
         field,
         problem,
-        format!("host_cache, staging and read_buffer share {} of memory", ByteSize(total)),
+        format!("host_cache, staging, read_buffer and queue share {} of memory", ByteSize(total)),
     )
 }
 

@@ -1,4 +1,4 @@
-//! What a tier does in the background: purges on request, and scrubbing while no step runs anywhere.
+//! What a tier does in the background: purges and removals on request, and scrubbing while no step runs anywhere.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -199,6 +199,18 @@ impl Worker {
         if self.tier.remove(digest, now_ns) {
             TierCounters::add(&self.handle().counters.purged_chunks, 1);
             self.shared.tell(Event::Purged { digest, tier: self.id.0 });
+        }
+    }
+
+    /// Removes chunks that were taken out of the directory. One that it names again was written since.
+    pub(super) fn remove_deleted(&mut self, digests: &[Digest], now_ns: u64) {
+        let bit = 1 << self.id.0;
+        for &digest in digests {
+            let is_back = self.shared.directory.tiers(digest) & bit != 0;
+            if !self.gone && !is_back && self.tier.remove(digest, now_ns) {
+                TierCounters::add(&self.handle().counters.purged_chunks, 1);
+                self.shared.tell(Event::Purged { digest, tier: self.id.0 });
+            }
         }
     }
 

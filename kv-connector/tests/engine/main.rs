@@ -12,6 +12,8 @@ mod handing;
 #[cfg(test)]
 mod lifecycle;
 #[cfg(test)]
+mod queue;
+#[cfg(test)]
 mod round_trip;
 #[cfg(test)]
 #[path = "../../src/testing.rs"]

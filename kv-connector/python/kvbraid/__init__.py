@@ -1,0 +1,42 @@
+"""KVBraid: reusable KV cache on every storage tier of a node, read back at the sum of their bandwidths.
+
+>>> from kvbraid import Engine, KeySpace
+>>> with Engine("kvbraid.toml") as engine:                     # doctest: +SKIP
+...     keys = [KeySpace(engine.namespace).key(chunk_hash)]
+...     engine.store(keys, [payload])
+...     load = engine.submit_load(keys, [bytearray(len(payload))])
+...     while (hits := load.take()) is None:
+...         load.wait(1.0)
+
+Adapters: `kvbraid.lmcache`.
+"""
+
+from kvbraid._native import (
+    ClosedError,
+    ConfigError,
+    Engine,
+    Error,
+    ForkedError,
+    InternalError,
+    Key,
+    KeyError,
+    KeySpace,
+    Load,
+    OpenError,
+    SizeError,
+)
+
+__all__ = [
+    "ClosedError",
+    "ConfigError",
+    "Engine",
+    "Error",
+    "ForkedError",
+    "InternalError",
+    "Key",
+    "KeyError",
+    "KeySpace",
+    "Load",
+    "OpenError",
+    "SizeError",
+]

@@ -1,0 +1,152 @@
+"""The native half. The interpreter lock is released around all that blocks or copies."""
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, final
+
+from typing_extensions import Buffer
+
+class Error(Exception):
+    """Everything that kvbraid raises."""
+
+class ConfigError(Error):
+    """A configuration value; says the field and what to write."""
+
+class OpenError(Error):
+    """A tier, memory or a thread that cannot be had."""
+
+class ClosedError(Error):
+    """The engine was closed."""
+
+class ForkedError(Error):
+    """This process is a fork of the one that opened the engine."""
+
+class KeyError(Error):
+    """What is given for a key makes none."""
+
+class SizeError(Error):
+    """A buffer of the wrong size or kind, or another number of buffers than keys."""
+
+class InternalError(Error):
+    """A bug in kvbraid."""
+
+@final
+class Key:
+    """Which chunk. Equal and hashable by value."""
+
+    @property
+    def digest(self) -> bytes:
+        """The 16 bytes that name it in events."""
+
+@final
+class KeySpace:
+    """Makes the keys of one namespace."""
+
+    def __new__(cls, namespace: dict[str, Any]) -> Self:
+        """The fields of `[namespace]` in the configuration. Raises ConfigError."""
+
+    def key(
+        self,
+        chunk_hash: bytes,
+        *,
+        kv_rank: int = 0,
+        object_group: int = 0,
+        salt: str | bytes | None = None,
+    ) -> Key:
+        """The key of one chunk; its hash has 8 to 64 bytes. Raises KeyError."""
+
+@final
+class Load:
+    """A load on its way, with the buffers that it goes to."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every chunk has come or is a miss."""
+
+    def __len__(self) -> int: ...
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until there is something to take, or all is done; whether one is so."""
+
+    def take(self) -> list[bool] | None:
+        """Copies what has come into the buffers: only then does their memory serve other chunks.
+
+        None while it is not done; then one bool for each chunk, whether its buffer holds its verified bytes. That answer is
+        given once, later all are False. Nothing is written into the buffers but in here.
+        """
+
+@final
+class Engine:
+    """Reads and writes chunks on all tiers of a node. Shared between threads."""
+
+    def __new__(cls, config: str | os.PathLike[str] | dict[str, Any]) -> Self:
+        """Opens the tiers of a configuration: a path, TOML text, or a dict. Raises ConfigError or OpenError."""
+
+    @property
+    def namespace(self) -> dict[str, Any] | None:
+        """`[namespace]` of the configuration."""
+
+    @property
+    def persistent(self) -> bool:
+        """Whether any tier outlives this process."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def load_fd(self) -> int:
+        """An eventfd: some load has something to take, or has ended."""
+
+    @property
+    def room_fd(self) -> int:
+        """An eventfd: staging has room again, after ring_when_room()."""
+
+    def ring_when_room(self) -> None: ...
+    def lookup(self, keys: Sequence[Key]) -> list[bool]:
+        """Which chunks are readable now. From memory."""
+
+    def lock(self, keys: Sequence[Key]) -> list[bool]:
+        """Which chunks are readable now; those stay so until they are unlocked as often."""
+
+    def unlock(self, keys: Sequence[Key]) -> int:
+        """Takes back one lock of each chunk; the number of those that had none."""
+
+    def submit_load(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[Buffer],
+        ranks: Sequence[int] | None = None,
+    ) -> Load:
+        """Queues the load of chunks into writable buffers, each exactly as long as its chunk. Does not block."""
+
+    def store(self, keys: Sequence[Key], buffers: Sequence[Buffer]) -> list[str]:
+        """Copies chunks into staging; they are readable from then on, and written later.
+
+        For each `staged`, `held`, or why it was refused: `staging_full`, `queue_full`, `too_large`, `no_tier`, `closed`.
+        """
+
+    def delete(self, keys: Sequence[Key]) -> list[bool]:
+        """Removes chunks that are neither locked nor still to be written; for each, whether nothing of it is readable."""
+
+    def gone(self) -> list[bytes]:
+        """Digests of chunks that left the last tier since the last call; of very many, the latest."""
+
+    def forward_began(self) -> None:
+        """The serving engine began a forward pass: a good time for writes. Optional."""
+
+    def forward_ended(self) -> None: ...
+    def flush(self, timeout_s: float) -> bool:
+        """Writes everything staged; whether nothing is left."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges."""
+
+    def close(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Writes what is staged and closes the tiers. A second call does nothing; all others then raise ClosedError."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...

@@ -1,0 +1,314 @@
+"""LMCache: an L2 adapter of the multiprocess server, `--l2-adapter '{"type": "plugin", ...}'`.
+
+Thin: keys, bits and file descriptors are translated here, everything else is the engine's. Look-ups are answered
+from memory on the caller's thread. Nothing is written into LMCache's buffers but inside `query_load_result`, and
+nothing is read from them but inside `submit_store_task` and `pop_completed_store_tasks`: at any other time LMCache
+may have given them to somebody else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+
+from kvbraid import ConfigError, Engine, Key, KeyError, KeySpace, Load
+
+TESTED_VERSION = "0.5.6"
+STORE_WAIT_S = 30.0
+"""How long a store waits for room in staging; LMCache keeps its buffers for us ten times as long."""
+FORGOTTEN_S = 120.0
+"""Loads that LMCache does not ask for any more are given up after this."""
+SHORT = 8
+"""Bytes of the shortest hash that the engine takes; LMCache's own checks use shorter ones."""
+RETRY = ("staging_full", "queue_full")
+
+
+class L2AdapterConfig(L2AdapterConfigBase):
+    """`adapter_params`: `config`, a path (or the configuration itself), and `namespace` unless the configuration has it."""
+
+    def __init__(self, config: str | dict[str, Any], namespace: dict[str, Any] | None = None) -> None:
+        self.config = config
+        self.namespace = namespace
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> L2AdapterConfig:
+        unknown = sorted(set(d) - {"config", "namespace"})
+        if unknown:
+            raise ConfigError(f"adapter_params: {', '.join(unknown)}: write config and namespace only")
+        if not d.get("config"):
+            raise ConfigError("adapter_params.config: is missing; write the path of a KVBraid configuration")
+        return cls(d["config"], d.get("namespace"))
+
+    @classmethod
+    def help(cls) -> str:
+        return "KVBraid: config (path of its TOML, or a dict), namespace (dict, unless the configuration has it)"
+
+
+@dataclass
+class _Store:
+    """A store task, as far as it has come."""
+
+    task: int
+    keys: list[ObjectKey]
+    native: list[Key]
+    objects: list[Any]
+    failed: bool
+    stored_bytes: int = 0
+    ends: float = field(default_factory=lambda: time.monotonic() + STORE_WAIT_S)
+
+
+class L2Adapter(L2AdapterInterface):
+    """All tiers of a KVBraid engine as one L2 adapter."""
+
+    config_class_name = "L2AdapterConfig"
+
+    def __init__(self, config: L2AdapterConfig, l1_memory_desc: object = None) -> None:
+        # The engine evicts by itself, within the cap of each tier: LMCache sees no capacity to enforce.
+        super().__init__(max_capacity_bytes=0)
+        _check_version()
+        self._engine = Engine(config.config)
+        try:
+            self._namespace = _namespace(config, self._engine)
+            self._space("")
+        except Exception:
+            self._engine.close()
+            raise
+        self._lock = threading.Lock()
+        self._tasks = itertools.count(1)
+        self._lookups: dict[int, Bitmap] = {}
+        self._loads: dict[int, tuple[Load, list[int], list[ObjectKey], float]] = {}
+        self._stalled: list[_Store] = []
+        self._stored: dict[int, L2StoreResult] = {}
+        self._known: dict[bytes, tuple[ObjectKey, int]] = {}
+        self._lookup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._load_fd, self._store_fd = self._engine.load_fd, self._engine.room_fd
+
+    def get_store_event_fd(self) -> int:
+        return self._store_fd
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return self._lookup_fd
+
+    def get_load_event_fd(self) -> int:
+        return self._load_fd
+
+    # Stores: copied to staging at once; what does not fit is copied as soon as staging has room.
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
+        if len(keys) != len(objects):
+            raise ValueError(f"{len(keys)} keys and {len(objects)} objects")
+        places, native = self._native(keys)
+        picked = [keys[place] for place in places]
+        store = _Store(next(self._tasks), picked, native, [objects[place] for place in places], len(places) < len(keys))
+        self._advance(store)
+        self._drop_gone()
+        return store.task
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        with self._lock:
+            stalled, self._stalled = self._stalled, []
+        for store in stalled:
+            self._advance(store)
+        with self._lock:
+            stored, self._stored = self._stored, {}
+        return stored
+
+    def _advance(self, store: _Store) -> None:
+        results = self._engine.store(store.native, [it.byte_array for it in store.objects])
+        sizes = [it.get_size() for it in store.objects]
+        late = time.monotonic() > store.ends
+        left: list[int] = []
+        new: list[tuple[Key, ObjectKey, int]] = []
+        for place, result in enumerate(results):
+            if result in ("staged", "held"):
+                store.stored_bytes += sizes[place]
+                new.append((store.native[place], store.keys[place], sizes[place]))
+            elif result in RETRY and not late:
+                left.append(place)
+            else:
+                store.failed = True
+        self._note(new)
+        store.keys = [store.keys[place] for place in left]
+        store.native = [store.native[place] for place in left]
+        store.objects = [store.objects[place] for place in left]
+        with self._lock:
+            if left:
+                self._stalled.append(store)
+            else:
+                self._stored[store.task] = L2StoreResult(not store.failed, store.stored_bytes)
+        if left:
+            self._engine.ring_when_room()
+        else:
+            os.eventfd_write(self._store_fd, 1)
+
+    # Look-ups and locks.
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
+    ) -> int:
+        places, native = self._native(keys)
+        hits = self._engine.lock(native)
+        task = next(self._tasks)
+        self._lookups[task] = _bitmap(len(keys), places, hits)
+        os.eventfd_write(self._lookup_fd, 1)
+        return task
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        return self._lookups.pop(task_id, None)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        self._engine.unlock(self._native(keys)[1])
+
+    # Loads.
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
+        if len(keys) != len(objects):
+            raise ValueError(f"{len(keys)} keys and {len(objects)} objects")
+        places, native = self._native(keys)
+        ranks = [keys[place].kv_rank >> 16 & 0xFF for place in places]
+        load = self._engine.submit_load(native, [objects[place].byte_array for place in places], ranks)
+        task, now = next(self._tasks), time.monotonic()
+        with self._lock:
+            for old in [it for it, entry in self._loads.items() if now - entry[3] > FORGOTTEN_S]:
+                del self._loads[old]
+            self._loads[task] = (load, places, keys, now)
+        return task
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        entry = self._loads.get(task_id)
+        if entry is None:
+            return None
+        load, places, keys, _ = entry
+        hits = load.take()
+        if hits is None:
+            return None
+        with self._lock:
+            self._loads.pop(task_id, None)
+        accessed = [keys[place] for place, hit in zip(places, hits, strict=True) if hit]
+        if accessed:
+            self._notify_keys_accessed(accessed)
+        return _bitmap(len(keys), places, hits)
+
+    # Eviction by LMCache, and what it may know.
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        places, native = self._native(keys)
+        removed = self._engine.delete(native)
+        self._forget([key.digest for key, gone in zip(native, removed, strict=True) if gone])
+
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> KeyListPage:
+        """Keys that this server stored and no tier dropped since. Of earlier runs' chunks the engine knows digests only."""
+        if page_size <= 0:
+            raise ValueError("page_size: give at least 1")
+        try:
+            after = bytes.fromhex(cursor or "")
+        except ValueError as error:
+            raise ValueError("cursor: not one of ours") from error
+        self._drop_gone()
+        with self._lock:
+            known = [it for it in self._known.items() if model_name in (None, it[1][0].model_name) and it[0] > after]
+        known.sort(key=lambda it: it[0])
+        page = known[:page_size]
+        entries = tuple(KeyEntry(key.to_encoded_object_key(), size) for _, (key, size) in page)
+        return KeyListPage(entries, page[-1][0].hex() if len(known) > page_size else None)
+
+    def report_status(self) -> dict[str, Any]:
+        if self._engine.closed:
+            return {"is_healthy": False, "type": type(self).__name__, "problem": "closed"}
+        stats = self._engine.stats()
+        tiers = {it["name"]: it["breaker"] for it in stats["tiers"]}
+        healthy = any(breaker == "closed" for breaker in tiers.values())
+        return {"is_healthy": healthy, "type": type(self).__name__, "tiers": tiers, "stats": stats}
+
+    def close(self) -> None:
+        with self._lock:
+            self._stalled.clear()
+            self._loads.clear()
+        self._engine.close()
+        if self._lookup_fd >= 0:
+            os.close(self._lookup_fd)
+            self._lookup_fd = -1
+
+    def _note(self, stored: list[tuple[Key, ObjectKey, int]]) -> None:
+        with self._lock:
+            new = [(native.digest, key, size) for native, key, size in stored]
+            new = [it for it in new if it[0] not in self._known]
+            self._known.update({digest: (key, size) for digest, key, size in new})
+        if new:
+            self._notify_keys_stored([key for _, key, _ in new], [size for _, _, size in new])
+
+    def _forget(self, digests: Sequence[bytes]) -> None:
+        with self._lock:
+            gone = [entry for digest in digests if (entry := self._known.pop(digest, None))]
+        if gone:
+            self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
+
+    def _drop_gone(self) -> None:
+        self._forget(self._engine.gone())
+
+    def _space(self, model_name: str, hash_bytes: int = 32) -> KeySpace:
+        extra = {**self._namespace.get("extra", {}), "lmcache.model_name": model_name}
+        if hash_bytes < SHORT:
+            # Padded hashes of different lengths are kept apart by their names.
+            extra["lmcache.hash_bytes"] = str(hash_bytes)
+        return KeySpace({**self._namespace, "extra": extra})
+
+    def _native(self, keys: Sequence[ObjectKey]) -> tuple[list[int], list[Key]]:
+        """The engine's keys, each with its place. What makes no key is left out: it is a miss."""
+        spaces: dict[tuple[str, int], KeySpace] = {}
+        places, native = [], []
+        for place, key in enumerate(keys):
+            name = (key.model_name, min(len(key.chunk_hash), SHORT))
+            padded = key.chunk_hash.ljust(SHORT, b"\0")
+            try:
+                space = spaces.get(name)
+                if space is None:
+                    space = spaces[name] = self._space(*name)
+                made = space.key(padded, kv_rank=key.kv_rank, object_group=key.object_group_id, salt=key.cache_salt)
+            except (KeyError, ConfigError, OverflowError):
+                continue
+            places.append(place)
+            native.append(made)
+        return places, native
+
+
+def _bitmap(size: int, places: list[int], hits: list[bool]) -> Bitmap:
+    bitmap = Bitmap(size)
+    bitmap.batched_set([place for place, hit in zip(places, hits, strict=True) if hit])
+    return bitmap
+
+
+def _namespace(config: L2AdapterConfig, engine: Engine) -> dict[str, Any]:
+    namespace = config.namespace or engine.namespace
+    if namespace is None:
+        raise ConfigError("namespace: is missing; write [namespace] into the configuration")
+    if engine.persistent and namespace.get("hash_algorithm") == "builtin":
+        raise ConfigError(
+            "namespace.hash_algorithm: builtin hashes differ from process to process, and these tiers outlive one; "
+            "start the server with --hash-algorithm blake3 or sha256_cbor and write that"
+        )
+    return namespace
+
+
+def _check_version() -> None:
+    try:
+        found = version("lmcache")
+    except PackageNotFoundError:
+        return
+    if found != TESTED_VERSION:
+        warnings.warn(f"kvbraid was tested with LMCache {TESTED_VERSION}, this is {found}", stacklevel=3)

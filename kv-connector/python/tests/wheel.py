@@ -1,0 +1,330 @@
+"""The wheel as a hostile user would use it: clear errors, no crash, no wrong byte."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+
+import kvbraid
+from harness import config, namespace, raises, run
+from kvbraid import Engine, KeySpace
+
+SPACE = KeySpace(namespace())
+
+
+def key(n: int, **other: object) -> kvbraid.Key:
+    return SPACE.key(hashlib.blake2b(n.to_bytes(8, "big"), digest_size=32).digest(), **other)
+
+
+def payload(n: int, size: int = 300_000) -> bytes:
+    return hashlib.shake_128(n.to_bytes(8, "big")).digest(size)
+
+
+def taken(load: kvbraid.Load, limit_s: float = 30.0) -> list[bool]:
+    end = time.monotonic() + limit_s
+    while (hits := load.take()) is None:
+        assert time.monotonic() < end, "the load does not end"
+        load.wait(1.0)
+    return hits
+
+
+def fetch(engine: Engine, keys: list[kvbraid.Key], size: int = 300_000) -> tuple[list[bool], list[bytearray]]:
+    buffers = [bytearray(size) for _ in keys]
+    return taken(engine.submit_load(keys, buffers)), buffers
+
+
+def in_child(child: object) -> None:
+    """Runs `child` in a fork, which must end by itself with success."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(30)
+            child()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with status {status}"
+
+
+def test_what_is_stored_comes_back_from_both_tiers_after_a_restart(directory: Path) -> None:
+    count = 60
+    keys = [key(n) for n in range(count)]
+    with Engine(config(directory)) as engine:
+        assert set(engine.store(keys, [payload(n) for n in range(count)])) == {"staged"}
+        assert all(engine.lookup(keys)) and engine.flush(30)
+        assert engine.store(keys[:1], [payload(0)]) == ["held"]
+    with Engine(config(directory)) as engine:
+        hits, buffers = fetch(engine, keys)
+        assert all(hits)
+        assert [bytes(it) for it in buffers] == [payload(n) for n in range(count)]
+        stats = engine.stats()
+        assert stats["hits"] == count and all(tier["hits"] > 0 for tier in stats["tiers"]), stats["tiers"]
+
+
+def test_an_engine_opens_from_a_path_from_text_and_from_a_dict(directory: Path) -> None:
+    text = '[engine]\nhost_cache = "16 MiB"\nstaging = "16 MiB"\n[[tier]]\nname = "m"\nkind = "memory"\ncapacity = "32 MiB"\n'
+    path = directory / "kvbraid.toml"
+    path.write_text(text)
+    for source in (text, path, str(path)):
+        with Engine(source) as engine:
+            assert engine.namespace is None and not engine.persistent
+    with Engine(config(directory)) as engine:
+        assert engine.persistent and engine.namespace["model"] == namespace()["model"]
+
+
+def test_bad_configurations_name_the_field(directory: Path) -> None:
+    raises(kvbraid.ConfigError, "kvbraid.toml", Engine, directory / "kvbraid.toml")
+    raises(kvbraid.ConfigError, "tier", Engine, {"engine": {}})
+    raises(kvbraid.ConfigError, "chunk_bytes_max", Engine, config(directory, chunk="1 B"))
+    raises(kvbraid.ConfigError, "staging_", Engine, config(directory, staging_="1 MiB"))
+    raises(kvbraid.ConfigError, "queue.memory", Engine, {**config(directory), "queue": {"memory": "1 B"}})
+    raises(TypeError, "config", Engine, 7)
+    raises(kvbraid.ConfigError, "weights", KeySpace, {it: value for it, value in namespace().items() if it != "weights"})
+    raises(kvbraid.ConfigError, "weights", KeySpace, namespace(weights=" "))
+    raises(kvbraid.ConfigError, "chunk_tokens", KeySpace, namespace(chunk_tokens=0))
+    with Engine(config(directory)):
+        raises(kvbraid.OpenError, "", Engine, config(directory))
+
+
+def test_odd_keys_are_refused_or_kept_apart(directory: Path) -> None:
+    for size in (0, 7, 65, 1 << 20):
+        raises(kvbraid.KeyError, f"{size} bytes", SPACE.key, bytes(size))
+    raises(kvbraid.KeyError, "", SPACE.key, bytes(32), salt="x" * 100_000)
+    raises(OverflowError, "", SPACE.key, bytes(32), kv_rank=-1)
+    raises(OverflowError, "", SPACE.key, bytes(32), object_group=1 << 32)
+    raises(TypeError, "salt", SPACE.key, bytes(32), salt=7)
+    raises(TypeError, "", SPACE.key, "text")
+    odd = ["", "\0", "@/\\", "\u00e9\U0001f600", b"\xff\x00\xfe", "a" * 128]
+    keys = [SPACE.key(bytes(range(32)), salt=salt) for salt in odd]
+    keys += [SPACE.key(bytes(range(32)), kv_rank=1), SPACE.key(bytes(range(32)), object_group=1)]
+    keys.append(KeySpace(namespace(dtype="float16")).key(bytes(range(32))))
+    assert len(set(keys)) == len(keys) and len({it.digest for it in keys}) == len(keys)
+    assert keys[0] == SPACE.key(bytes(range(32))) and keys[0] != 7
+    with Engine(config(directory)) as engine:
+        for n, it in enumerate(keys):
+            assert not engine.lookup([it])[0]
+            engine.store([it], [payload(n)])
+        hits, buffers = fetch(engine, keys)
+        assert all(hits) and [bytes(it) for it in buffers] == [payload(n) for n in range(len(keys))]
+
+
+def test_wrong_buffers_are_refused_and_stay_as_they_are(directory: Path) -> None:
+    with Engine(config(directory)) as engine:
+        engine.store([key(1)], [payload(1)])
+        for size in (0, 1, 299_999, 300_001, 1 << 20, 3 << 20):
+            hits, buffers = fetch(engine, [key(1)], size)
+            assert hits == [False] and bytes(buffers[0]) == bytes(size), size
+        raises(kvbraid.SizeError, "read-only", engine.submit_load, [key(1)], [bytes(300_000)])
+        raises(kvbraid.SizeError, "one piece", engine.submit_load, [key(1)], [memoryview(bytearray(600_000))[::2]])
+        raises(kvbraid.SizeError, "1 keys and 2", engine.submit_load, [key(1)], [bytearray(1), bytearray(1)])
+        raises(kvbraid.SizeError, "1 keys and 0", engine.store, [key(1)], [])
+        raises(kvbraid.SizeError, "ranks", engine.submit_load, [key(1)], [bytearray(1)], [1, 2])
+        raises(TypeError, "", engine.submit_load, [key(1)], [7])
+        raises(TypeError, "", engine.lookup, [b"no key"])
+        assert engine.store([key(2)], [bytes((1 << 20) + 1)]) == ["too_large"]
+        assert engine.store([key(3)], [b""])[0] in ("staged", "too_large")
+        assert fetch(engine, [key(1)])[0] == [True]
+
+
+def test_nothing_and_ten_thousand_keys(directory: Path) -> None:
+    many = [key(n) for n in range(10_000)]
+    with Engine(config(directory, chunk="4 KiB")) as engine:
+        assert engine.lookup([]) == [] and engine.lock([]) == [] and engine.unlock([]) == 0 and engine.store([], []) == []
+        assert engine.delete([]) == [] and taken(engine.submit_load([], [])) == []
+        results = engine.store(many, [payload(n, 64) for n in range(10_000)])
+        stored = [n for n, result in enumerate(results) if result == "staged"]
+        assert len(stored) > 1000, "staging holds more than that"
+        assert engine.lookup(many).count(True) >= len(stored)
+        hits, buffers = fetch(engine, many, 64)
+        assert all(hits[n] and bytes(buffers[n]) == payload(n, 64) for n in stored)
+        assert all(hit or bytes(buffer) == bytes(64) for hit, buffer in zip(hits, buffers))
+
+
+def test_a_load_larger_than_the_memory_of_the_queue_is_taken_while_it_runs(directory: Path) -> None:
+    count = 64
+    keys = [key(n) for n in range(count)]
+    with Engine({**config(directory), "queue": {"memory": "4 MiB"}}) as engine:
+        engine.store(keys, [payload(n) for n in range(count)])
+        assert engine.flush(30)
+        hits, buffers = fetch(engine, keys + keys[:8])
+        assert all(hits) and [bytes(it) for it in buffers[:count]] == [payload(n) for n in range(count)]
+        assert buffers[count:] == buffers[:8]
+
+
+def test_chunks_that_many_loads_want_are_read_once(directory: Path) -> None:
+    keys = [key(n) for n in range(10)]
+    with Engine({**config(directory), "queue": {"gather_us": 200_000}}) as engine:
+        engine.store(keys, [payload(n) for n in range(10)])
+        assert engine.flush(30)
+        loads = [(engine.submit_load(keys, buffers), buffers) for buffers in ([bytearray(300_000) for _ in keys] for _ in range(8))]
+        for load, buffers in loads:
+            assert all(taken(load)) and [bytes(it) for it in buffers] == [payload(n) for n in range(10)]
+        stats = engine.stats()
+        assert (stats["wanted"], stats["steps"]) == (10, 1), (stats["wanted"], stats["steps"])
+
+
+def test_the_event_descriptor_tells_of_loads(directory: Path) -> None:
+    with Engine(config(directory)) as engine:
+        engine.store([key(1)], [payload(1)])
+        poll = select.poll()
+        poll.register(engine.load_fd, select.POLLIN)
+        assert poll.poll(0) == []
+        load = engine.submit_load([key(1), key(2)], [bytearray(300_000), bytearray(300_000)])
+        hits = None
+        while hits is None:
+            assert poll.poll(10_000), "nothing was told"
+            os.eventfd_read(engine.load_fd)
+            hits = load.take()
+        assert hits == [True, False] and load.done and load.take() == [False, False]
+
+
+def test_locked_chunks_stay_and_a_second_unlock_does_nothing(directory: Path) -> None:
+    with Engine(config(directory)) as engine:
+        engine.store([key(1), key(2)], [payload(1), payload(2)])
+        assert engine.delete([key(1)]) == [False], "it is still to be written"
+        assert engine.flush(30)
+        assert engine.lock([key(1), key(9), key(1)]) == [True, False, True]
+        assert engine.delete([key(1), key(2), key(9)]) == [False, True, True]
+        assert engine.lookup([key(1), key(2)]) == [True, False]
+        assert engine.unlock([key(1)]) == 0 and engine.delete([key(1)]) == [False]
+        assert engine.unlock([key(1), key(9)]) == 1
+        assert engine.unlock([key(1)]) == 1 and engine.unlock([key(1)]) == 1
+        assert engine.stats()["chunks_leased"] == 0 and engine.stats()["chunks_locked"] == 0
+        assert engine.delete([key(1)]) == [True] and engine.lookup([key(1)]) == [False]
+        end = time.monotonic() + 10
+        while sum(tier["chunks"] for tier in engine.stats()["tiers"]) > 0:
+            assert time.monotonic() < end, "the tiers keep what was deleted"
+            time.sleep(0.01)
+        assert set(engine.gone()) == {key(1).digest, key(2).digest}
+        engine.store([key(1)], [payload(7)])
+        assert engine.flush(30)
+        hits, buffers = fetch(engine, [key(1)])
+        assert hits == [True] and bytes(buffers[0]) == payload(7)
+
+
+def test_closed_twice_and_used_afterwards(directory: Path) -> None:
+    engine = Engine(config(directory))
+    engine.store([key(1)], [payload(1)])
+    buffer = bytearray(300_000)
+    load = engine.submit_load([key(5)], [buffer])
+    assert engine.close()["drained"] and engine.close()["drained"] and engine.closed
+    calls = [
+        lambda: engine.lookup([key(1)]),
+        lambda: engine.lock([key(1)]),
+        lambda: engine.unlock([key(1)]),
+        lambda: engine.submit_load([key(1)], [buffer]),
+        lambda: engine.store([key(1)], [b"x"]),
+        lambda: engine.delete([key(1)]),
+        engine.stats,
+        engine.gone,
+        engine.forward_began,
+        lambda: engine.flush(1),
+        lambda: engine.load_fd,
+    ]
+    for call in calls:
+        raises(kvbraid.ClosedError, "closed", call)
+    assert taken(load) == [False]
+
+
+def test_loads_that_nobody_takes_give_their_memory_back(directory: Path) -> None:
+    keys = [key(n) for n in range(8)]
+    with Engine({**config(directory), "queue": {"memory": "8 MiB", "keep_ms": 100}}) as engine:
+        engine.store(keys, [payload(n) for n in range(8)])
+        kept = [engine.submit_load(keys, [bytearray(300_000) for _ in keys]) for _ in range(4)]
+        for n in range(50):
+            engine.submit_load(keys, [bytearray(300_000) for _ in keys])  # given up at once
+        time.sleep(0.5)
+        hits, buffers = fetch(engine, keys)
+        assert all(hits) and bytes(buffers[7]) == payload(7)
+        del kept
+    gc.collect()
+
+
+def test_a_fork_is_told_and_the_parent_goes_on(directory: Path) -> None:
+    engine = Engine({**config(directory, host_cache="256 MiB"), "queue": {"memory": "256 MiB"}})
+    engine.store([key(1)], [payload(1)])
+    assert engine.flush(30) and engine.lock([key(1)]) == [True]
+    buffer = bytearray(300_000)
+    load = engine.submit_load([key(1)], [buffer])
+
+    def child() -> None:
+        for call in (
+            lambda: engine.lookup([key(1)]),
+            lambda: engine.lock([key(1)]),
+            lambda: engine.unlock([key(1)]),
+            lambda: engine.submit_load([key(1)], [bytearray(1)]),
+            lambda: engine.store([key(2)], [b"x"]),
+            lambda: engine.delete([key(1)]),
+            engine.stats,
+            engine.close,
+            load.take,
+        ):
+            raises(kvbraid.ForkedError, "parent", call)
+        load.wait(5)
+        globals()["_dropped"] = None
+        gc.collect()
+
+    in_child(child)
+    assert taken(load) == [True] and bytes(buffer) == payload(1)
+    engine.store([key(3)], [payload(3)])
+    assert fetch(engine, [key(3)])[0] == [True]
+
+    def dropping() -> None:
+        nonlocal engine, load
+        del engine, load
+        gc.collect()
+
+    in_child(dropping)
+    assert fetch(engine, [key(1)])[0] == [True]
+    engine.close()
+
+
+def test_threads_share_an_engine_and_others_run_meanwhile(directory: Path) -> None:
+    keys = [key(n) for n in range(32)]
+    wrong: list[str] = []
+    with Engine({**config(directory), "queue": {"memory": "16 MiB"}}) as engine:
+        engine.store(keys, [payload(n) for n in range(32)])
+
+        def work(first: int) -> None:
+            for turn in range(10):
+                chosen = [(first * 7 + turn + n) % 32 for n in range(12)]
+                hits, buffers = fetch(engine, [keys[n] for n in chosen])
+                if not all(hits) or any(bytes(it) != payload(n) for it, n in zip(buffers, chosen)):
+                    wrong.append(f"thread {first}, turn {turn}: {hits}")
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not wrong and not any(thread.is_alive() for thread in threads), wrong[:3]
+        assert engine.stats()["misses"] == 0
+
+
+def test_a_damaged_chunk_is_read_from_the_other_tier_and_damaged_everywhere_it_is_a_miss(directory: Path) -> None:
+    keys = [key(n) for n in range(6)]
+    with Engine(config(directory)) as engine:
+        engine.store(keys, [payload(n) for n in range(6)])
+    for tier, expected in (("fast", True), ("slow", False)):
+        for path in (directory / tier).rglob("*"):
+            if path.is_file() and path.stat().st_size >= 1 << 20:
+                data = path.read_bytes()
+                for n in range(6):
+                    data = data.replace(payload(n)[1000:1064], bytes(64))
+                path.write_bytes(data)
+        with Engine(config(directory)) as engine:
+            hits, buffers = fetch(engine, keys)
+            assert hits == [expected] * 6, (tier, hits)
+            assert not expected or [bytes(it) for it in buffers] == [payload(n) for n in range(6)]
+
+
+if __name__ == "__main__":
+    run(globals())

@@ -1,0 +1,354 @@
+//! The engine, its queue of loads, and its locks.
+
+use std::{
+    path::PathBuf,
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use kv_chunk::ChunkKey;
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyBytes, PyDict, PyString},
+};
+
+use super::{
+    Buffer,
+    errors::{ClosedError, ForkedError, SizeError, from_engine},
+    gone::Gone,
+    guard,
+    keys::{PyKey, json_text, json_value},
+    load::{PyLoad, seconds},
+};
+use crate::{
+    Config, Engine, EngineError, LoadQueue, LockTable, NamespaceSection, StoreRefusal, Stored,
+    Wanted,
+};
+
+/// An engine that reads all storage tiers of a node at once.
+#[pyclass(frozen, name = "Engine", module = "kvbraid")]
+pub(crate) struct PyEngine {
+    engine: Arc<Engine>,
+    queue: LoadQueue,
+    locks: LockTable,
+    gone: Arc<Gone>,
+    namespace: Option<NamespaceSection>,
+    close_deadline: Duration,
+    persistent: bool,
+    owner_pid: u32,
+    /// Set by `close`, read at every entry: relaxed, the engine itself decides.
+    closed: AtomicBool,
+}
+
+#[pymethods]
+impl PyEngine {
+    /// Opens the tiers of a configuration: a path, TOML text, or a dictionary.
+    #[new]
+    fn new(py: Python<'_>, config: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let source = Source::of(py, config)?;
+        guard(|| py.detach(|| Self::open(source).map_err(|error| from_engine(&error))))
+    }
+
+    /// `[namespace]` of the configuration.
+    #[getter]
+    fn namespace<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.namespace.as_ref().map(|section| json_value(py, section)).transpose()
+    }
+
+    /// Whether any tier outlives this process.
+    #[getter]
+    fn persistent(&self) -> bool {
+        self.persistent
+    }
+
+    /// Which chunks are readable now.
+    fn lookup(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
+        self.live()?;
+        let keys = chunk_keys(&keys);
+        guard(|| Ok(py.detach(|| self.engine.lookup(&keys).hits().to_vec())))
+    }
+
+    /// Which chunks are readable now; those stay until they are unlocked as often.
+    fn lock(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
+        self.live()?;
+        let keys = chunk_keys(&keys);
+        guard(|| Ok(py.detach(|| self.locks.lock(&self.engine, &keys))))
+    }
+
+    /// Takes back one lock of each chunk; the number of those that had none.
+    fn unlock(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<usize> {
+        self.live()?;
+        let keys = chunk_keys(&keys);
+        guard(|| Ok(py.detach(|| self.locks.unlock(&keys))))
+    }
+
+    /// Queues the load of chunks into buffers, each as long as its chunk.
+    #[pyo3(signature = (keys, buffers, ranks = None))]
+    fn submit_load(
+        &self,
+        keys: Vec<Bound<'_, PyKey>>,
+        buffers: Vec<Bound<'_, PyAny>>,
+        ranks: Option<Vec<u16>>,
+    ) -> PyResult<PyLoad> {
+        self.live()?;
+        same_number(keys.len(), buffers.len(), "buffers")?;
+        if let Some(ranks) = &ranks {
+            same_number(keys.len(), ranks.len(), "ranks")?;
+        }
+        let views =
+            buffers.iter().enumerate().map(|(place, object)| Buffer::writable(object, place));
+        let buffers: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+        let want = |(place, (key, buffer)): (usize, (&Bound<'_, PyKey>, &Buffer))| {
+            let mut want = Wanted::new(key.get().0.clone(), buffer.len());
+            want.rank = ranks.as_ref().map_or(0, |ranks| ranks[place]);
+            want
+        };
+        let wants = keys.iter().zip(&buffers).enumerate().map(want).collect();
+        guard(|| {
+            let load = self.queue.submit(wants);
+            Ok(PyLoad { load, buffers, owner_pid: self.owner_pid })
+        })
+    }
+
+    /// Copies chunks into staging; for each `staged`, `held`, or why it was refused.
+    fn store(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, PyKey>>,
+        buffers: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<&'static str>> {
+        self.live()?;
+        same_number(keys.len(), buffers.len(), "buffers")?;
+        let views =
+            buffers.iter().enumerate().map(|(place, object)| Buffer::readable(object, place));
+        let buffers: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+        let keys = chunk_keys(&keys);
+        guard(|| {
+            Ok(py.detach(|| {
+                let chunks = keys.iter().zip(&buffers);
+                chunks.map(|(key, buffer)| name(self.engine.store(key, buffer.bytes()))).collect()
+            }))
+        })
+    }
+
+    /// Removes chunks that are neither locked nor still to be written; for each, whether it is gone.
+    fn delete(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
+        self.live()?;
+        let keys = chunk_keys(&keys);
+        guard(|| Ok(py.detach(|| self.engine.delete(&keys))))
+    }
+
+    /// Digests of chunks that nothing holds any more, since the last call.
+    fn gone<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        self.live()?;
+        let digests = py.detach(|| {
+            let mut digests = self.gone.take();
+            digests.retain(|digest| self.engine.shared.directory.tiers(*digest) == 0);
+            digests
+        });
+        Ok(digests.iter().map(|digest| PyBytes::new(py, &digest.to_bytes())).collect())
+    }
+
+    /// An eventfd: a load has something to take.
+    #[getter]
+    fn load_fd(&self) -> PyResult<i32> {
+        self.live()?;
+        Ok(std::os::fd::AsRawFd::as_raw_fd(&self.queue.load_fd()))
+    }
+
+    /// An eventfd: staging has room again, after `ring_when_room`.
+    #[getter]
+    fn room_fd(&self) -> PyResult<i32> {
+        self.live()?;
+        Ok(std::os::fd::AsRawFd::as_raw_fd(&self.queue.room_fd()))
+    }
+
+    /// Has `room_fd` told once when staging has room.
+    fn ring_when_room(&self) -> PyResult<()> {
+        self.live()?;
+        self.queue.ring_when_room();
+        Ok(())
+    }
+
+    /// The serving engine began a forward pass: a good time for writes.
+    fn forward_began(&self) -> PyResult<()> {
+        self.live()?;
+        self.engine.forward_began();
+        Ok(())
+    }
+
+    /// The forward pass ended.
+    fn forward_ended(&self) -> PyResult<()> {
+        self.live()?;
+        self.engine.forward_ended();
+        Ok(())
+    }
+
+    /// Writes everything staged; whether nothing is left.
+    fn flush(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        self.live()?;
+        guard(|| Ok(py.detach(|| self.engine.flush(seconds(timeout_s)).drained)))
+    }
+
+    /// Counters and gauges.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.live()?;
+        let stats = guard(|| Ok(py.detach(|| self.engine.stats())))?;
+        let value = json_value(py, &stats)?;
+        value.set_item("chunks_locked", self.locks.len())?;
+        Ok(value)
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Writes what is staged and closes the tiers. A second call does nothing.
+    #[pyo3(signature = (timeout_s = None))]
+    fn close<'py>(&self, py: Python<'py>, timeout_s: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        self.ours()?;
+        let limit = timeout_s.map_or(self.close_deadline, seconds);
+        let report = guard(|| Ok(py.detach(|| self.close_now(limit))))?;
+        json_value(py, &report)
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py, None).map(drop)
+    }
+}
+
+/// What an engine is opened from.
+enum Source {
+    Path(PathBuf),
+    Toml(String),
+    Json(String),
+}
+
+impl Source {
+    fn of(py: Python<'_>, config: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(dictionary) = config.cast::<PyDict>() {
+            return json_text(py, dictionary).map(Self::Json);
+        }
+        if let Ok(text) = config.cast::<PyString>() {
+            let text = text.to_str()?;
+            // No path has a line break or a table in it.
+            if text.contains(['\n', '[']) {
+                return Ok(Self::Toml(text.to_owned()));
+            }
+        }
+        let path = config.extract::<PathBuf>();
+        let wrong = || PyTypeError::new_err("config: give a path, TOML text or a dict");
+        path.map(Self::Path).map_err(|_| wrong())
+    }
+
+    fn read(self) -> Result<Config, EngineError> {
+        match self {
+            Self::Path(path) => Config::from_file(&path),
+            Self::Toml(text) => Config::from_toml(&text),
+            Self::Json(text) => Config::from_json(&text),
+        }
+    }
+}
+
+impl PyEngine {
+    fn open(source: Source) -> Result<Self, EngineError> {
+        let mut config = source.read()?;
+        let gone = Arc::new(Gone::default());
+        config.observer = Some(gone.observer());
+        let (queue, namespace) = (config.queue.clone(), config.namespace.clone());
+        let close_deadline = Duration::from_millis(config.engine.close_deadline_ms);
+        let persistent = config.tiers.iter().any(|tier| tier.kind != crate::TierKind::Memory);
+        let engine = Arc::new(Engine::open(config)?);
+        let queue = LoadQueue::new(Arc::clone(&engine), &queue)?;
+        Ok(Self {
+            engine,
+            queue,
+            locks: LockTable::default(),
+            gone,
+            namespace,
+            close_deadline,
+            persistent,
+            owner_pid: process::id(),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    fn ours(&self) -> PyResult<()> {
+        if process::id() == self.owner_pid {
+            return Ok(());
+        }
+        let problem = "the engine belongs to the parent process: open one of your own after a fork";
+        Err(ForkedError::new_err(problem))
+    }
+
+    fn close_now(&self, limit: Duration) -> crate::CloseReport {
+        self.closed.store(true, Ordering::Relaxed);
+        self.queue.close();
+        self.locks.clear();
+        self.engine.close(limit)
+    }
+
+    fn live(&self) -> PyResult<()> {
+        self.ours()?;
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(ClosedError::new_err("the engine is closed"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PyEngine {
+    fn drop(&mut self) {
+        if self.closed() || process::id() != self.owner_pid {
+            return;
+        }
+        // Other Python threads go on while the tiers are closed.
+        let limit = self.close_deadline;
+        let closed = Python::try_attach(|py| py.detach(|| self.close_now(limit)));
+        if closed.is_none() {
+            self.close_now(limit);
+        }
+    }
+}
+
+fn chunk_keys(keys: &[Bound<'_, PyKey>]) -> Vec<ChunkKey> {
+    keys.iter().map(|key| key.get().0.clone()).collect()
+}
+
+fn same_number(keys: usize, others: usize, what: &str) -> PyResult<()> {
+    if keys == others {
+        return Ok(());
+    }
+    Err(SizeError::new_err(format!("{keys} keys and {others} {what}: give one for each")))
+}
+
+fn name(stored: Stored) -> &'static str {
+    match stored {
+        Stored::Staged => "staged",
+        Stored::AlreadyHeld => "held",
+        Stored::Refused(reason) => match reason {
+            StoreRefusal::StagingFull => "staging_full",
+            StoreRefusal::QueueFull => "queue_full",
+            StoreRefusal::TooLarge => "too_large",
+            StoreRefusal::NoTier => "no_tier",
+            StoreRefusal::Closed => "closed",
+        },
+    }
+}
