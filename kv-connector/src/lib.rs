@@ -7,16 +7,15 @@
 //! use kv_chunk::{KeySpace, Namespace};
 //! use kv_connector::{ByteSize, Config, Engine, TierConfig, Want};
 //!
-//! let tiers = ["fast", "slow"].map(|name| TierConfig::memory(name, ByteSize::mib(64)));
-//! let mut config = Config::new(tiers.into());
+//! let mut config = Config::new(["a", "b"].map(|name| TierConfig::memory(name, ByteSize::mib(64))).into());
 //! config.engine.chunk_bytes_max = ByteSize::mib(1);
 //! (config.engine.host_cache, config.engine.staging) = (ByteSize::mib(8), ByteSize::mib(8));
 //! let engine = Engine::open(config)?;
-//! # let namespace = Namespace { model: "m".into(), weights: "r1".into(), dtype: "bf16".into(), layout: "NHD".into(),
+//! # let names = Namespace { model: "m".into(), weights: "r1".into(), dtype: "bf16".into(), layout: "NHD".into(),
 //! #     chunk_tokens: 256, serde: "raw".into(), hash_algorithm: "sha256".into(), hash_seed: "none".into(),
 //! #     tensor_parallel: 1, pipeline_parallel: 1, context_parallel: 1, engine: "doc".into(), engine_major: 1,
 //! #     extra: Default::default() };
-//! let keys = [KeySpace::new(&namespace)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
+//! let keys = [KeySpace::new(&names)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
 //! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass
 //! engine.flush(std::time::Duration::from_secs(5));
 //! let lease = engine.lookup(&keys);                // what is there stays there until this is dropped

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test`, `e2e`, `demo`, `bench`, `loom`, `fuzz`, `tidy`.
+//! The project's own commands: `cargo xtask test`, `e2e`, `demo`, `bench`, `loom`, `fuzz`, `wheel`, `tidy`.
 //!
 //! It links none of the crates it drives: it starts cargo and reads what comes back, so it builds in seconds and its
 //! checks cannot be bent by the code that they judge.
@@ -18,6 +18,7 @@ mod shuttle;
 mod tally;
 mod test;
 mod tidy;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -36,7 +37,7 @@ enum Command {
     Demo(demo::Demo),
     /// Everything that must pass before a change lands. Needs nothing but a Rust toolchain.
     Test(test::Test),
-    /// Suites that need installs, root or time: real file systems, a real network file system.
+    /// Suites that need installs, root or time: real file systems, a real network file system, a real LMCache.
     E2e(e2e::E2e),
     /// The quick set of all benches; writes `target/bench/<name>.json`.
     Bench(bench::Bench),
@@ -44,6 +45,8 @@ enum Command {
     Loom(loom::Loom),
     /// Feed mutated bytes to the parsers for a bounded time.
     Fuzz(fuzz::Fuzz),
+    /// Build the Python package into `target/wheels`; installs what it needs below the target directory.
+    Wheel(wheel::Wheel),
     /// Check the rules of the house: arrows between crates, budgets, texts.
     Tidy,
 }
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench.run(),
         Command::Loom(loom) => loom.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
+        Command::Wheel(wheel) => wheel.run(),
         Command::Tidy => tidy::run(),
     };
     match outcome {

@@ -113,10 +113,11 @@ impl Inner {
 }
 
 impl State {
-    /// Takes from the front what there is memory for, half of it at most: the other half is handed over meanwhile.
-    /// Chunks that are being read get one more who wants them.
+    /// Takes from the front what there is memory for; of more than that, half the memory: the other half is handed over
+    /// meanwhile. Chunks that are being read get one more who wants them.
     fn take(&mut self, arena: &Arc<Arena>) -> Vec<Unit> {
-        let most = arena.slots().div_ceil(ROUNDS_MAX);
+        let fits = self.waiting.len() <= arena.free_slots();
+        let most = if fits { self.waiting.len() } else { arena.slots().div_ceil(ROUNDS_MAX) };
         let mut units = Vec::new();
         while units.len() < most
             && let Some((task, place)) = self.waiting.front()

@@ -45,7 +45,7 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     };
     let venv = home.join("venv");
     install(&venv, &build(&tools)?)?;
-    python_tests(report, &venv, "lmcache.py", &[])
+    python_tests(report, &venv, "check_lmcache.py", &[])
 }
 
 /// LMCache in an environment of its own; kept from run to run.

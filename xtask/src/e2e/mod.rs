@@ -8,8 +8,10 @@ mod dax;
 mod faults;
 mod filesystems;
 mod guard;
+mod lmcache;
 mod seaweed;
 mod seccomp;
+mod wheel;
 
 use std::{path::PathBuf, time::Instant};
 
@@ -20,7 +22,7 @@ use crate::{run, tally::Tally};
 /// Arguments of `cargo xtask e2e`.
 #[derive(clap::Args)]
 pub(crate) struct E2e {
-    /// Only this suite: `capacity`, `dax`, `faults`, `filesystems`, `seaweed` or `seccomp`.
+    /// Only this suite: `capacity`, `dax`, `faults`, `filesystems`, `lmcache`, `seaweed`, `seccomp` or `wheel`.
     name: Option<String>,
     /// As many seeded runs, kills and writes as a release needs, not the tenth that a change needs.
     #[arg(long)]
@@ -34,8 +36,10 @@ const SUITES: &[(&str, Suite)] = &[
     ("dax", dax::run),
     ("faults", faults::run),
     ("filesystems", filesystems::run),
+    ("lmcache", lmcache::run),
     ("seaweed", seaweed::run),
     ("seccomp", seccomp::run),
+    ("wheel", wheel::run),
 ];
 
 impl E2e {

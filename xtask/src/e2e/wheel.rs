@@ -27,7 +27,7 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     let home = home("wheel")?.join("venv");
     environment(&home, &[])?;
     install(&home, &wheel)?;
-    python_tests(report, &home, "wheel.py", &[])
+    python_tests(report, &home, "check_wheel.py", &[])
 }
 
 /// Installs the wheel just built, whatever was there before.
@@ -46,7 +46,8 @@ pub(super) fn python_tests(
 ) -> Result<()> {
     let mut command = Command::new(environment.join("bin/python"));
     command.arg(run::root().join("kv-connector/python/tests").join(script));
-    command.current_dir(environment);
+    // Nothing is written beside the scripts.
+    command.current_dir(environment).env("PYTHONDONTWRITEBYTECODE", "1");
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     let finished = run::logged(&format!("e2e {script}"), &mut command)?;
     let tally = Tally::read(&finished.log);
