@@ -46,9 +46,11 @@ pub(super) struct Inner {
 pub(super) struct State {
     /// Wants that no step reads yet, in order of arrival.
     pub(super) waiting: VecDeque<Place>,
-    /// By chunk and length: who wants what is being read.
-    pub(super) reading: HashMap<(ChunkKey, usize), Vec<Place>>,
+    /// By chunk and length: the step that reads it, and who wants it.
+    pub(super) reading: HashMap<(ChunkKey, usize), (u64, Vec<Place>)>,
+    /// Steps being read, and steps begun.
     pub(super) rounds: usize,
+    pub(super) begun: u64,
     pub(super) closed: bool,
     /// Loads in order of submission, each with the time at which it ends.
     deadlines: VecDeque<(Instant, Weak<Task>)>,

@@ -15,7 +15,7 @@ use super::{
     inner::{Inner, State},
     task::Landed,
 };
-use crate::{Want, sync::lock_plain};
+use crate::{Arrived, Want, sync::lock_plain};
 
 const IDLE: Duration = Duration::from_secs(1);
 /// Between two looks for free memory: who takes a load does not tell when its last chunk is dropped.
@@ -27,6 +27,12 @@ struct Unit {
     bytes: usize,
     rank: u16,
     slot: Slot,
+}
+
+/// One step.
+struct Round {
+    number: u64,
+    units: Vec<Unit>,
 }
 
 impl Unit {
@@ -44,7 +50,7 @@ impl Inner {
     }
 
     /// What waits; none once the queue is closed.
-    fn next_round(&self) -> Option<Vec<Unit>> {
+    fn next_round(&self) -> Option<Round> {
         let mut state = lock_plain(&self.state);
         let mut gathered_at = None;
         loop {
@@ -72,43 +78,84 @@ impl Inner {
                 continue;
             }
             state.rounds += 1;
-            return Some(units);
+            state.begun += 1;
+            let number = state.begun;
+            return Some(Round { number, units });
         }
     }
 
-    fn read(&self, mut units: Vec<Unit>) {
-        let loaded = catch_unwind(AssertUnwindSafe(|| self.load(&mut units)));
-        let hits = loaded.unwrap_or_else(|_| vec![false; units.len()]);
-        let mut state = lock_plain(&self.state);
-        state.rounds -= 1;
-        let mut answers = Vec::with_capacity(units.len());
-        for (unit, hit) in units.into_iter().zip(hits) {
-            let places = state.reading.remove(&unit.name()).unwrap_or_default();
-            let Unit { slot, bytes, .. } = unit;
-            answers.push((places, hit.then(|| Arc::new(Landed { slot, bytes }))));
-        }
-        drop(state);
-        for (places, chunk) in answers {
-            for (task, place) in places {
-                task.settle(place, chunk.clone());
-            }
-        }
-        self.ring_loads();
+    fn read(&self, Round { number, units }: Round) {
+        let names: Vec<_> = units.iter().map(Unit::name).collect();
+        // What panicked was told where it happened.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.load(number, units, &names)));
+        // What has no answer by now is a miss.
+        names.iter().for_each(|name| self.settle(number, name, None));
+        lock_plain(&self.state).rounds -= 1;
         self.changed.notify_all();
     }
 
-    fn load(&self, units: &mut [Unit]) -> Vec<bool> {
+    /// The answer for all who want a chunk that this step reads, unless they have it.
+    fn settle(&self, round: u64, name: &(ChunkKey, usize), chunk: Option<Landed>) {
+        let mut state = lock_plain(&self.state);
+        // Another step may read it by now, for others.
+        if state.reading.get(name).is_none_or(|(number, _)| *number != round) {
+            return;
+        }
+        let Some((_, places)) = state.reading.remove(name) else { return };
+        drop(state);
+        let chunk = chunk.map(Arc::new);
+        for (task, place) in places {
+            task.settle(place, chunk.clone());
+        }
+        self.ring_loads();
+    }
+
+    fn load(&self, round: u64, units: Vec<Unit>, names: &[(ChunkKey, usize)]) {
         let keys: Vec<ChunkKey> = units.iter().map(|unit| unit.key.clone()).collect();
         let lease = self.engine.lease(&keys);
-        let mut wants: Vec<Want<'_>> = units
-            .iter_mut()
-            .map(|Unit { key, bytes, rank, slot }| Want {
-                rank: *rank,
-                ..Want::new(key, &mut slot[..*bytes])
-            })
-            .collect();
-        self.engine.load(&lease, &mut wants);
-        wants.iter().map(|want| want.outcome.is_hit()).collect()
+        let mut wants: Vec<Want<'_>> =
+            names.iter().map(|(key, bytes)| Want::handed(key, *bytes)).collect();
+        for (want, unit) in wants.iter_mut().zip(&units) {
+            want.rank = unit.rank;
+        }
+        let mut slots: Vec<Option<Slot>> = units.into_iter().map(|unit| Some(unit.slot)).collect();
+        self.engine.load_handing(&lease, &mut wants, |places, arrived| {
+            // Of one chunk and length there is one want.
+            if let [place] = *places {
+                self.arrive(round, &names[place], &mut slots[place], arrived);
+            }
+        });
+        for ((name, want), slot) in names.iter().zip(&wants).zip(slots) {
+            let slot = slot.filter(|_| want.outcome.is_hit());
+            let chunk = slot.map(|slot| Landed::Copied { slot, bytes: name.1 });
+            self.settle(round, name, chunk);
+        }
+    }
+    /// Verified bytes: a whole chunk is an answer, a piece is put where it belongs.
+    fn arrive(
+        &self,
+        round: u64,
+        name: &(ChunkKey, usize),
+        slot: &mut Option<Slot>,
+        arrived: Arrived,
+    ) {
+        if arrived.bytes().len() == name.1 && self.has_room() {
+            *slot = None;
+            self.settle(round, name, Some(Landed::Whole(arrived)));
+            return;
+        }
+        let at = arrived.payload_offset();
+        let room =
+            slot.as_mut().and_then(|slot| slot.get_mut(at..)?.get_mut(..arrived.bytes().len()));
+        if let Some(room) = room {
+            room.copy_from_slice(arrived.bytes());
+        }
+    }
+
+    /// Whether the engine can do without the memory of one more chunk until it is taken.
+    fn has_room(&self) -> bool {
+        let reads = &self.engine.shared.arenas.reads;
+        2 * reads.free_slots() > reads.slots()
     }
 }
 
@@ -118,6 +165,7 @@ impl State {
     fn take(&mut self, arena: &Arc<Arena>) -> Vec<Unit> {
         let fits = self.waiting.len() <= arena.free_slots();
         let most = if fits { self.waiting.len() } else { arena.slots().div_ceil(ROUNDS_MAX) };
+        let number = self.begun + 1;
         let mut units = Vec::new();
         while units.len() < most
             && let Some((task, place)) = self.waiting.front()
@@ -133,10 +181,10 @@ impl State {
             } else {
                 let key = want.key.clone();
                 match self.reading.entry((key.clone(), bytes)) {
-                    Entry::Occupied(places) => places.into_mut().push((task, place)),
+                    Entry::Occupied(places) => places.into_mut().1.push((task, place)),
                     Entry::Vacant(places) => {
                         let Some(slot) = arena.try_take() else { break };
-                        places.insert(vec![(task, place)]);
+                        places.insert((number, vec![(task, place)]));
                         units.push(Unit { key, bytes, rank, slot });
                     }
                 }

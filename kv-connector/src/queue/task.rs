@@ -9,17 +9,28 @@ use std::{
 use kv_tiers::Slot;
 
 use super::Wanted;
-use crate::sync::lock_plain;
+use crate::{Arrived, sync::lock_plain};
 
 /// A chunk that was read, shared by the loads that want it.
-pub(super) struct Landed {
-    pub(super) slot: Slot,
-    pub(super) bytes: usize,
+pub(super) enum Landed {
+    /// Where the engine verified it.
+    Whole(Arrived),
+    /// Put together, or moved out of the engine's way.
+    Copied {
+        /// Memory of the queue.
+        slot: Slot,
+        /// As many of it.
+        bytes: usize,
+    },
 }
 
 impl Landed {
     fn bytes(&self) -> &[u8] {
-        self.slot.get(..self.bytes).unwrap_or_default()
+        match self {
+            Self::Whole(arrived) => arrived.bytes(),
+            // In a forked child a slot is empty.
+            Self::Copied { slot, bytes } => slot.get(..*bytes).unwrap_or_default(),
+        }
     }
 }
 
