@@ -81,7 +81,10 @@ fn take_all(load: &Load) -> Vec<bool> {
 fn loads_submitted_together_are_one_step_and_common_chunks_are_read_once() {
     let keys = keys(0..12);
     let engine = filled(two_tiers(), &keys);
-    let queue = queue(&engine, |section| section.gather_us = 300_000);
+    let queue = queue(&engine, |section| {
+        section.memory = Some(ByteSize::mib(32));
+        section.gather_us = 300_000;
+    });
     let loads =
         [queue.submit(wants(&keys)), queue.submit(wants(&keys[4..])), queue.submit(Vec::new())];
     assert_eq!(take_all(&loads[0]), [true; 12]);
