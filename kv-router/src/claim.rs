@@ -101,8 +101,9 @@ impl StepPool {
     /// How many parts of the chunk a claim takes. The less is unclaimed for each place of a window,
     /// the smaller the pieces: reads that end the step are short, and few are.
     fn parts_at_once(&self, chunk: &Chunk) -> u8 {
-        if chunk.parts == 1 {
-            return 1;
+        // Nobody shares what one tier holds. Where it has other reads besides, smaller ones would only be more.
+        if chunk.parts == 1 || (chunk.tiers.len() == 1 && !self.is_small()) {
+            return chunk.parts;
         }
         let one_each = u64::from(chunk.blocks) * u64::from(chunk.places);
         let unclaimed = u64::from(self.waiting.get().1);

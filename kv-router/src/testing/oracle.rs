@@ -275,6 +275,9 @@ impl Oracle {
         let all: f64 = TierMask::all(self.config.tiers).iter().map(window).sum();
         let places: f64 = chunk.spec.tiers.iter().map(window).sum();
         let small = self.chunks.len() as f64 <= 2.0 * all;
+        if chunk.spec.tiers.len() == 1 && !small {
+            return parts;
+        }
         let limits = if small { [1.25, 0.5, 0.2] } else { [1.0, 0.25, 0.0625] };
         let unclaimed: u32 = self.chunks.iter().map(Chunk::unclaimed_blocks).sum();
         let each = f64::from(unclaimed) / f64::from(chunk.spec.blocks);
