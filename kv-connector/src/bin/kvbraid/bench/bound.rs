@@ -1,45 +1,69 @@
 //! The yardstick: what the devices, each alone, would together have moved.
 
 /// A device that alone served whole chunks, under the same limits and beside the same other readers as in the steps
-/// that are judged, for about as long as those take.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// that are judged, for somewhat longer than those take.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Alone {
-    /// Payload that it delivered.
-    pub(super) bytes: u64,
-    /// What others read from it meanwhile.
-    pub(super) others: u64,
-    pub(super) seconds: f64,
+    /// When how much payload had been delivered, from the first chunk to the last. A throttle lets a whole slice pass
+    /// at once: a device is ahead of its limit at one time and level with it at another.
+    pub(super) arrivals: Vec<Arrival>,
+    /// What others read from it meanwhile, in bytes/s.
+    pub(super) others_bytes_per_s: f64,
     /// Its limit at the end.
     pub(super) end_bytes_per_s: u64,
 }
 
+/// So much payload after so long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Arrival {
+    pub(super) seconds: f64,
+    /// Since the begin.
+    pub(super) bytes: u64,
+}
+
 impl Alone {
-    /// What it delivered to us, in MB/s.
-    pub(super) fn mbps(&self) -> f64 {
-        self.bytes as f64 / self.seconds / 1e6
+    fn last(&self) -> Arrival {
+        self.arrivals.last().copied().unwrap_or(Arrival { seconds: 0.0, bytes: 0 })
     }
 
-    /// Payload delivered by `seconds` after the begin, had others read at the given rate. The run ended near that
-    /// time: the difference is passed at the last limit.
-    fn by(&self, seconds: f64, others_bytes_per_s: f64) -> f64 {
-        let all = (self.bytes + self.others) as f64;
-        let end = self.end_bytes_per_s as f64;
-        all + (seconds - self.seconds) * end - others_bytes_per_s * seconds
+    /// How long the run was.
+    pub(super) fn seconds(&self) -> f64 {
+        self.last().seconds
+    }
+
+    /// What it delivered to us, in MB/s.
+    pub(super) fn mbps(&self) -> f64 {
+        self.last().bytes as f64 / self.last().seconds / 1e6
+    }
+
+    /// Payload delivered by `seconds` after the begin; behind the end of the run it goes on at the last limit.
+    pub(super) fn by(&self, seconds: f64) -> f64 {
+        let after = self.arrivals.partition_point(|arrival| arrival.seconds <= seconds);
+        let before =
+            after.checked_sub(1).map_or(Arrival { seconds: 0.0, bytes: 0 }, |it| self.arrivals[it]);
+        let rate = match self.arrivals.get(after) {
+            Some(next) => (next.bytes - before.bytes) as f64 / (next.seconds - before.seconds),
+            None => self.end_bytes_per_s as f64 - self.others_bytes_per_s,
+        };
+        before.bytes as f64 + (seconds - before.seconds) * rate
     }
 }
 
 /// The time in which the devices together would have moved `bytes`, while others read from each at the given rate.
 pub(super) fn bound_s(bytes: u64, alone: &[Alone], others_bytes_per_s: &[f64]) -> f64 {
     let moved = |seconds: f64| {
-        alone
-            .iter()
-            .zip(others_bytes_per_s)
-            .map(|(it, others)| it.by(seconds, *others))
-            .sum::<f64>()
+        let each = |(it, others): (&Alone, &f64)| {
+            it.by(seconds) + (it.others_bytes_per_s - others) * seconds
+        };
+        alone.iter().zip(others_bytes_per_s).map(each).sum::<f64>()
     };
-    // A straight line.
-    let (at_0, slope) = (moved(0.0), moved(1.0) - moved(0.0));
-    (bytes as f64 - at_0) / slope
+    // Halved until it is exact: the sum only grows.
+    let (mut least, mut most) = (0.0, 3600.0);
+    for _ in 0..60 {
+        let middle = f64::midpoint(least, most);
+        if moved(middle) < bytes as f64 { least = middle } else { most = middle }
+    }
+    most
 }
 
 #[cfg(test)]
@@ -49,7 +73,9 @@ mod tests {
     const MB: u64 = 1_000_000;
 
     fn alone(mb: u64, others: u64, seconds: f64, end_mbps: u64) -> Alone {
-        Alone { bytes: mb * MB, others: others * MB, seconds, end_bytes_per_s: end_mbps * MB }
+        let arrivals = vec![Arrival { seconds, bytes: mb * MB }];
+        let others_bytes_per_s = (others * MB) as f64 / seconds;
+        Alone { arrivals, others_bytes_per_s, end_bytes_per_s: end_mbps * MB }
     }
 
     #[track_caller]
@@ -62,6 +88,23 @@ mod tests {
         let both = [alone(1500, 0, 5.0, 300), alone(500, 0, 5.0, 100)];
         near(bound_s(2000 * MB, &both, &[0.0, 0.0]), 5.0);
         near(bound_s(2400 * MB, &both, &[0.0, 0.0]), 6.0);
+    }
+
+    #[test]
+    fn a_slice_that_passed_at_once_is_in_the_bound_when_it_did() {
+        // 300 MB/s in slices of 0.1 s: 30 MB at the begin of each.
+        let arrival = |slice: u32| Arrival {
+            seconds: f64::from(slice) * 0.1 + 0.001,
+            bytes: u64::from(slice + 1) * 30 * MB,
+        };
+        let one = Alone {
+            arrivals: (0..20).map(arrival).collect(),
+            others_bytes_per_s: 0.0,
+            end_bytes_per_s: 300 * MB,
+        };
+        near(bound_s(330 * MB, std::slice::from_ref(&one), &[0.0]), 1.001);
+        near(bound_s(360 * MB, std::slice::from_ref(&one), &[0.0]), 1.101);
+        near(bound_s(630 * MB, std::slice::from_ref(&one), &[0.0]), 2.001);
     }
 
     #[test]

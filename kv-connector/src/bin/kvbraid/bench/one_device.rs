@@ -15,9 +15,8 @@ use super::{
     costs::crc_s_per_gb,
     counters::read_by,
     fio::Fio,
-    handed::{self, Expected},
     policy::Policy,
-    rig::{CHUNK_BYTES, Load, Rig, Shot, poison},
+    rig::{CHUNK_BYTES, Delivery, Load, Rig, Shot, poison},
     row::{Rep, Row, mean},
     scenario::Scenario,
     study::Study,
@@ -136,7 +135,6 @@ struct Duel<'a> {
     rig: Rig,
     load: Load,
     fio: Fio<'a>,
-    expected: Expected,
     buffer: &'a mut [u8],
 }
 
@@ -150,18 +148,18 @@ impl<'a> Duel<'a> {
         let chunks = buffer.len() / CHUNK_BYTES;
         let devices = std::slice::from_ref(device);
         let window = study.window.max(WINDOW_MIN);
-        let rig = Rig::open(devices, NAME, Policy::Kvbraid.tail(), window, chunks, 0)?;
+        let rig = Rig::open(devices, NAME, Policy::Kvbraid.tail(), window, chunks, study.spare())?;
         let segments = full_segments(&device.path.join(NAME), chunks)?;
         let chunks = segments.chunks;
         let masks = vec![TierMask::all(u8::MAX); chunks];
-        let load = Load { masks, request_chunks: usize::MAX, ranks: 1, stored: 0 };
+        let delivery = Delivery::Copied;
+        let load = Load { masks, request_chunks: usize::MAX, ranks: 1, stored: 0, delivery };
         let Segments { files, file_bytes, .. } = segments;
         let fio = Fio { program, files, file_bytes, request_bytes: 0, depth: 0 };
-        let expected = Expected::of(&rig.keys()[..chunks]);
-        let mut duel = Self { study, device, expected, rig, load, fio, buffer };
+        let mut duel = Self { study, device, rig, load, fio, buffer };
         // The first step tells how large the engine's requests are; those of its tail are smaller.
         let before = duel.rig.requests();
-        duel.copied()?;
+        duel.ours(Delivery::Copied)?;
         let (requests, chunks) = (duel.rig.requests() - before, chunks as u64);
         let requests = ((requests + chunks / 2) / chunks).max(1);
         duel.fio.request_bytes = (RECORD_BYTES as u64).div_ceil(requests).next_multiple_of(4096);
@@ -169,8 +167,9 @@ impl<'a> Duel<'a> {
         Ok(duel)
     }
 
-    fn copied(&mut self) -> Result<Shot, Failure> {
+    fn ours(&mut self, delivery: Delivery) -> Result<Shot, Failure> {
         poison(self.buffer);
+        self.load.delivery = delivery;
         self.rig.load(&self.load, &[], self.buffer, |_| {}, || {})
     }
 
@@ -181,11 +180,8 @@ impl<'a> Duel<'a> {
         let read_before = read_by(process::id())?;
         let charged_before = cgroup.charged(&self.device.number)?;
         let shot = match who {
-            Contestant::Handed => {
-                let keys = &self.rig.keys()[..self.load.masks.len()];
-                handed::load(self.rig.engine(), keys, &self.expected)?
-            }
-            Contestant::Copied => self.copied()?,
+            Contestant::Handed => self.ours(Delivery::Handed)?,
+            Contestant::Copied => self.ours(Delivery::Copied)?,
             Contestant::Fio => self.fio.read()?,
         };
         self.rig.wait_until_quiet();

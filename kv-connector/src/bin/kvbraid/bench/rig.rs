@@ -14,7 +14,7 @@ use kv_connector::{
     replay::{fill, wrong_bytes},
 };
 
-use super::{Device, counters::cpu_time};
+use super::{Device, bound::Arrival, counters::cpu_time, handed::Expected};
 use crate::failure::Failure;
 
 /// Payload of every chunk.
@@ -31,6 +31,7 @@ const QUIET: Duration = Duration::from_millis(120);
 pub(super) struct Rig {
     engine: Engine,
     keys: Vec<ChunkKey>,
+    expected: Expected,
     /// The next chunk to be stored beside a step.
     next_key: usize,
 }
@@ -46,6 +47,15 @@ pub(super) struct Load {
     pub(super) ranks: usize,
     /// Chunks that are stored meanwhile.
     pub(super) stored: usize,
+    /// Whether the bytes are copied to the caller, or taken where they landed.
+    pub(super) delivery: Delivery,
+}
+
+/// What becomes of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    Copied,
+    Handed,
 }
 
 /// What a step took, every byte of it having been right.
@@ -58,6 +68,8 @@ pub(super) struct Shot {
     pub(super) tier_bytes: Vec<u64>,
     /// Time in which a device had reads in flight.
     pub(super) tier_busy_s: Vec<f64>,
+    /// Of bytes that were handed over: when how many had arrived.
+    pub(super) arrivals: Vec<Arrival>,
     /// Payload that came too late.
     pub(super) late_bytes: u64,
     pub(super) duplicate_bytes: u64,
@@ -93,7 +105,8 @@ impl Rig {
         config.engine.staging = STAGING;
         config.engine.tail = tail;
         let engine = Engine::open(config)?;
-        let rig = Self { engine, keys: keys(0..chunks)?, next_key: 0 };
+        let keys = keys(0..chunks)?;
+        let rig = Self { engine, expected: Expected::of(&keys), keys, next_key: 0 };
         rig.store_all()?;
         Ok(rig)
     }
@@ -144,14 +157,6 @@ impl Rig {
         keys(from..from + count)
     }
 
-    pub(super) fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    pub(super) fn keys(&self) -> &[ChunkKey] {
-        &self.keys
-    }
-
     /// Number of requests that the devices were sent so far.
     pub(super) fn requests(&self) -> u64 {
         self.engine.stats().tiers.iter().map(|tier| tier.device_requests).sum()
@@ -178,7 +183,10 @@ impl Rig {
         let places = buffer.chunks_exact_mut(CHUNK_BYTES);
         let wants = keys.iter().zip(places).zip(&load.masks).enumerate().map(
             |(at, ((key, dest), mask))| {
-                let mut want = Want::new(key, dest);
+                let mut want = match load.delivery {
+                    Delivery::Copied => Want::new(key, dest),
+                    Delivery::Handed => Want::handed(key, CHUNK_BYTES),
+                };
                 want.tiers = *mask;
                 want.rank = u16::try_from(at * load.ranks / chunks).unwrap_or(0);
                 want
@@ -193,7 +201,7 @@ impl Rig {
             let written = writer.map_or(Ok(()), |writer| {
                 writer.join().unwrap_or_else(|_| Err(Failure::failed("the writer panicked")))
             });
-            written.map(|()| shot)
+            written.and(shot)
         })?;
         if !stored.is_empty() {
             self.flush()?;
@@ -208,15 +216,35 @@ impl Rig {
         keys.iter().try_for_each(|key| self.store(key, &mut payload))
     }
 
-    fn timed(&self, lease: &Lease, wants: &mut [Want<'_>], request_chunks: usize) -> Shot {
+    fn timed(
+        &self,
+        lease: &Lease,
+        wants: &mut [Want<'_>],
+        request_chunks: usize,
+    ) -> Result<Shot, Failure> {
+        let request_chunks = request_chunks.max(1);
         let mut shot = Shot::default();
+        let (mut arrivals, mut arrived_bytes, mut wrong) =
+            (Vec::with_capacity(2 * wants.len()), 0, 0);
         let (cpu_before, began) = (cpu_time(), Instant::now());
-        for request in wants.chunks_mut(request_chunks.max(1)) {
-            shot.add(&self.engine.load(lease, request));
+        for (at, request) in wants.chunks_mut(request_chunks).enumerate() {
+            let report = self.engine.load_handing(lease, request, |places, arrived| {
+                let chunk = |place: &usize| at.saturating_mul(request_chunks) + place;
+                wrong +=
+                    places.iter().filter(|it| !self.expected.is_met(chunk(it), &arrived)).count();
+                arrived_bytes += arrived.bytes().len() as u64;
+                arrivals
+                    .push(Arrival { seconds: began.elapsed().as_secs_f64(), bytes: arrived_bytes });
+            });
+            shot.add(&report);
         }
         shot.seconds = began.elapsed().as_secs_f64();
         shot.cpu_s = (cpu_time() - cpu_before).as_secs_f64();
-        shot
+        shot.arrivals = arrivals;
+        match wrong {
+            0 => Ok(shot),
+            wrong => Err(Failure::failed(format!("{wrong} pieces were WRONG"))),
+        }
     }
 
     /// Returns when no read has come in for a while: those that lost are over, too.
@@ -255,7 +283,7 @@ impl Rig {
 }
 
 impl Shot {
-    pub(super) fn add(&mut self, report: &StepReport) {
+    fn add(&mut self, report: &StepReport) {
         self.bytes += report.storage_bytes;
         self.duplicate_bytes += report.duplicate_bytes;
         self.tier_bytes.resize(report.tiers.len(), 0);
@@ -279,6 +307,8 @@ fn check(wants: &[Want<'_>]) -> Result<(), Failure> {
         let mut wrong = 0;
         for want in wants {
             match want.outcome {
+                // Looked at when it was handed over.
+                Outcome::Hit(_) if want.dest.is_empty() => {}
                 Outcome::Hit(_) => wrong += wrong_bytes(want.key.digest(), want.dest),
                 Outcome::Miss(why) => {
                     return Err(Failure::failed(format!("a chunk was not delivered: {why:?}")));

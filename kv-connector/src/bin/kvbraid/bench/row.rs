@@ -26,16 +26,6 @@ pub(super) struct Row {
     pub(super) crc_s_per_gb: f64,
 }
 
-impl Rep {
-    /// What others read from a device during the step.
-    pub(super) fn others_bytes(&self, tier: usize) -> u64 {
-        let bytes = self.others_bytes_per_s.get(tier).copied().unwrap_or(0.0) * self.shot.seconds;
-        #[expect(clippy::cast_possible_truncation, reason = "far below 2^53, and not negative")]
-        let bytes = bytes.round().max(0.0) as u64;
-        bytes
-    }
-}
-
 impl Row {
     /// How much longer than its bound each repetition took.
     pub(super) fn gaps(&self) -> Vec<f64> {
