@@ -74,6 +74,11 @@ impl Directory {
         true
     }
 
+    /// Whether a lease protects the chunk now.
+    pub(crate) fn is_leased(&self, digest: Digest) -> bool {
+        self.shard(digest).get(&digest).is_some_and(|entry| entry.leases > 0)
+    }
+
     /// Adds a lease if one of `readable` tiers holds the chunk.
     pub(crate) fn lease_resident(&self, digest: Digest, readable: u8) -> bool {
         let mut shard = self.shard(digest);
@@ -177,8 +182,10 @@ mod tests {
         assert!(directory.lease_resident(digest(1), 0b101));
         assert!(!directory.try_evict(digest(1), 0));
         directory.release(digest(1));
+        assert!(directory.is_leased(digest(1)) && !directory.is_leased(digest(2)));
         assert!(!directory.try_evict(digest(1), 0));
         directory.release(digest(1));
+        assert!(!directory.is_leased(digest(1)));
         assert!(directory.try_evict(digest(1), 0));
         assert_eq!(directory.tiers(digest(1)), 0b100);
     }

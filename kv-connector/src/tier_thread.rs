@@ -366,4 +366,8 @@ impl EvictionGuard for Guard<'_> {
     fn try_evict(&self, digest: Digest) -> bool {
         self.directory.try_evict(digest, self.tier)
     }
+
+    fn may_evict(&self, digest: Digest) -> bool {
+        !self.directory.is_leased(digest)
+    }
 }

@@ -69,6 +69,20 @@ pub enum TierError {
         /// The cap.
         capacity_bytes: u64,
     },
+    /// No room for chunks of this size: all space is in segments of other sizes, and each of them holds a chunk that is
+    /// leased or in use.
+    #[error(
+        "no room for {wanted_bytes} bytes within the cap of {capacity_bytes}: each of {segments} segments of other sizes \
+         holds a chunk that is leased or in use"
+    )]
+    AllLeased {
+        /// Asked for.
+        wanted_bytes: u64,
+        /// The cap.
+        capacity_bytes: u64,
+        /// Segments there are.
+        segments: u64,
+    },
     /// The tier was closed or its medium is gone.
     #[error("tier {tier} is closed")]
     Closed {
@@ -141,7 +155,7 @@ impl TierError {
             }
             Self::Io { .. } => ErrorKind::Io,
             Self::Short { .. } => ErrorKind::Short,
-            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::NoSpace { .. } | Self::AllLeased { .. } => ErrorKind::NoSpace,
             Self::Closed { .. } => ErrorKind::Closed,
             Self::Config { .. } | Self::Locked { .. } | Self::Newer { .. } => ErrorKind::Config,
         }

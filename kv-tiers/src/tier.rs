@@ -141,6 +141,13 @@ impl ListCursor {
 pub trait EvictionGuard {
     /// True gives the tier leave to drop its copy; from then on the directory no longer names this tier for it.
     fn try_evict(&self, digest: Digest) -> bool;
+
+    /// Whether [`try_evict`](EvictionGuard::try_evict) would say so now; nothing changes. A tier that has to drop many
+    /// chunks together asks first, so that none is given up for nothing. By default yes.
+    fn may_evict(&self, digest: Digest) -> bool {
+        let _ = digest;
+        true
+    }
 }
 
 /// Confirms every eviction: for a tier that is used alone.

@@ -312,6 +312,56 @@ fn io_uring_denied_means_threads() {
     });
 }
 
+/// Denies io_uring_setup with ENOMEM for more than so many entries, as kernels that count a ring against the memlock limit
+/// do, then becomes the program.
+fn denying_rings_above(entries: u32) -> String {
+    let (before, rest) = DENY_RING.split_once("filter = ").unwrap();
+    let (_, after) = rest.split_once("\nbuffer").unwrap();
+    let filter = [
+        (0x20, 0, 0, 0),
+        (0x15, 0, 3, 425),
+        (0x20, 0, 0, 16),
+        (0x25, 0, 1, entries),
+        (0x06, 0, 0, 0x0005_000c),
+        (0x06, 0, 0, 0x7fff_0000),
+    ];
+    let filter = filter.map(|line| format!("struct.pack('HBBI', *{line:?})")).join(" + ");
+    let program = format!("{before}filter = {filter}\nbuffer{after}");
+    program.replace("'HxxxxxxQ', 4", "'HxxxxxxQ', 6")
+}
+
+#[test]
+fn a_ring_for_which_memory_is_short_has_fewer_entries() {
+    if let Some((mode, fallbacks)) = chosen_in_child() {
+        assert_eq!(mode, IoMode::ALL, "{fallbacks:?}");
+        let intro = "256 ring entries not used but 16: io_uring_setup: ";
+        assert!(fallbacks.len() == 1 && fallbacks[0].starts_with(intro), "{fallbacks:?}");
+        return;
+    }
+    let directory = on_disk();
+    run_child("a_ring_for_which_memory_is_short_has_fewer_entries", directory.path(), |program| {
+        let mut command = Command::new("python3");
+        command.args(["-c", &denying_rings_above(31)]).arg(program);
+        command
+    });
+}
+
+#[test]
+fn no_memory_for_any_ring_means_threads() {
+    if let Some((mode, fallbacks)) = chosen_in_child() {
+        assert!(!mode.ring && mode.direct, "{fallbacks:?}");
+        let intro = "io_uring not used: io_uring_setup: ";
+        assert!(fallbacks.len() == 1 && fallbacks[0].starts_with(intro), "{fallbacks:?}");
+        return;
+    }
+    let directory = on_disk();
+    run_child("no_memory_for_any_ring_means_threads", directory.path(), |program| {
+        let mut command = Command::new("python3");
+        command.args(["-c", &denying_rings_above(0)]).arg(program);
+        command
+    });
+}
+
 #[test]
 fn a_full_file_system_recycles_what_is_ours() {
     if let Some(directory) = env::var_os(CHILD) {

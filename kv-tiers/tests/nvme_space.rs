@@ -16,6 +16,10 @@ impl EvictionGuard for Leased {
     fn try_evict(&self, victim: Digest) -> bool {
         !self.0.contains(&victim)
     }
+
+    fn may_evict(&self, victim: Digest) -> bool {
+        !self.0.contains(&victim)
+    }
 }
 
 /// Slots of 8 KiB in segments of 64.
@@ -156,6 +160,144 @@ fn sizes_that_are_written_side_by_side_share_the_cap() {
         driver.held(from..from + 10_000).len() as u64 * sizes[at]
     });
     assert!(held.iter().all(|bytes| *bytes > cap / 5), "{held:?} of {cap}");
+}
+
+/// Segments of 16 chunks of 60 KiB each, filled one after the other; chunks of a segment are neighbours.
+fn segments_of_16(directory: &Path) -> (Driver, u32) {
+    let record = 64 * KIB;
+    let mut config = NvmeConfig::new("nvme", directory, 16 * MIB);
+    config.segment_bytes = Some(16 * record + 4 * KIB);
+    let mut driver = Driver::open(config);
+    let count = 16 * 14;
+    (0..count).for_each(|number| driver.write(number, 60 * KIB));
+    assert!(driver.evicted.is_empty());
+    (driver, count)
+}
+
+#[test]
+fn a_starving_size_takes_the_coldest_segment_without_leases_and_nothing_else() {
+    let directory = on_disk();
+    let (mut driver, count) = segments_of_16(directory.path());
+    // A record that needs more than what is left under the cap.
+    let bytes = 3 * MIB;
+    // One lease in each segment but the tenth and the twelfth, of a chunk in the middle.
+    let mut leased = Leased((0..14).map(|segment| digest(segment * 16 + 7)).collect());
+    let free = [9, 11];
+    free.iter().for_each(|segment| assert!(leased.0.remove(&digest(segment * 16 + 7))));
+    let id = driver.submit_write(1000, bytes);
+    driver.settle_with(&leased);
+    let (_, _, result) = driver.written.iter().find(|(written, ..)| *written == id).unwrap();
+    assert_eq!(result.as_ref().map_err(ToString::to_string), Ok(&()));
+    driver.check(1000, bytes);
+    // A segment is a MiB: what was free, and these.
+    let gone: Vec<u32> = (0..count).filter(|&number| !driver.holds(number)).collect();
+    let of_free = |number: &u32| free.contains(&(number / 16));
+    assert!(gone.iter().all(of_free) && !gone.is_empty(), "{gone:?}");
+    assert_eq!(gone.len(), driver.evicted.len());
+
+    // Now each has a lease, and the chunk of the other size, too.
+    leased.0.extend(free.map(|segment| digest(segment * 16 + 7)));
+    leased.0.insert(digest(1000));
+    let evicted = driver.evicted.len();
+    let ids = [driver.submit_write(2000, 5 * MIB - 4 * KIB), driver.submit_write(2001, 200 * KIB)];
+    driver.settle_with(&leased);
+    for (wanted, id) in [5 * MIB, 204 * KIB].into_iter().zip(ids) {
+        let (_, _, result) = driver.written.iter().find(|(written, ..)| *written == id).unwrap();
+        let Err(error) = result else { continue };
+        let text = error.to_string();
+        assert!(text.contains("leased") && text.contains(&wanted.to_string()), "{text}");
+        assert_eq!(error.kind(), kv_tiers::ErrorKind::NoSpace);
+    }
+    let failed = driver.written.iter().filter(|(.., result)| result.is_err()).count();
+    assert!(failed >= 1, "there was room for all of them");
+    assert_eq!(driver.evicted.len(), evicted);
+}
+
+fn settle_removals(driver: &mut Driver) {
+    for _ in 0..100 {
+        driver.settle();
+        if driver.tier.stats().removals_pending == 0 {
+            return driver.settle();
+        }
+    }
+    panic!("removals do not end: {:?}", driver.tier.stats());
+}
+
+/// What `purge` does to a model.
+#[test]
+fn the_space_of_removed_chunks_is_given_back_segment_by_segment() {
+    for look_only in [false, true] {
+        let directory = on_disk();
+        let cap = 16 * MIB;
+        let mut config = NvmeConfig::new("nvme", directory.path(), cap);
+        config.segment_bytes = Some(MIB);
+        let mut driver = Driver::open(config.clone());
+        // Two models, of about the same bytes.
+        (0..100).for_each(|number| driver.write(number, 60 * KIB));
+        (1000..1025).for_each(|number| driver.write(number, 252 * KIB));
+        if look_only {
+            drop(driver);
+            config.look_only = true;
+            driver = Driver::open(config.clone());
+        }
+        let before = du(directory.path());
+        // A read that has not ended keeps its segment.
+        let reading = driver.submit_read(1000, 0..u32::MAX);
+        driver.poll(&kv_tiers::Unguarded);
+        for number in 1000..1025 {
+            assert!(driver.tier.remove(digest(number), 0));
+        }
+        settle_removals(&mut driver);
+        assert!(driver.read[&reading].1.is_ok());
+        driver.read.clear();
+        let after = du(directory.path());
+        let (removed, segment) = (25 * 256 * KIB, MIB);
+        assert!(before - after >= removed - segment, "{before} before, {after} after");
+        assert!(driver.tier.stats().used_bytes <= before - removed + 2 * segment);
+        // A segment that holds one chunk yet stays, for chunks of its size.
+        let detail = driver.tier.detail();
+        for number in 0..99 {
+            assert!(driver.tier.remove(digest(number), 0));
+        }
+        settle_removals(&mut driver);
+        assert_eq!(driver.tier.detail().segments, 1, "{detail:?}");
+        driver.check(99, 60 * KIB);
+        drop(driver);
+        config.look_only = false;
+        let mut driver = Driver::open(config);
+        assert_eq!(driver.tier.stats().chunks, 1);
+        driver.check(99, 60 * KIB);
+        // The space serves again.
+        (2000..2020).for_each(|number| driver.write(number, 252 * KIB));
+        (2000..2020).for_each(|number| driver.check(number, 252 * KIB));
+    }
+}
+
+#[test]
+fn a_much_lower_cap_is_not_eaten_by_the_index_files_of_the_larger_store() {
+    let directory = on_disk();
+    let mut config = NvmeConfig::new("nvme", directory.path(), 64 * MIB);
+    config.segment_bytes = Some(256 * KIB);
+    let mut driver = Driver::open(config.clone());
+    for number in 0..7000 {
+        driver.submit_write(number, KIB);
+        if number % 8 == 7 {
+            driver.settle_quickly(&kv_tiers::Unguarded);
+        }
+    }
+    driver.settle();
+    assert!(driver.held(0..7000).len() > 6000);
+    drop(driver);
+    config.capacity_bytes = 3 * MIB / 2;
+    let mut driver = Driver::open(config.clone());
+    assert!(du(directory.path()) <= config.capacity_bytes, "{}", du(directory.path()));
+    // It keeps what fits, and writes.
+    let held = driver.held(0..7000);
+    assert!(held.len() > 100, "{} chunks", held.len());
+    held.into_iter().for_each(|number| driver.check(number, KIB));
+    (10_000..10_300).for_each(|number| driver.write(number, KIB));
+    assert!(driver.held(10_000..10_300).len() > 20 && driver.tier.stats().chunks > 100);
+    assert!(du(directory.path()) <= config.capacity_bytes, "{}", du(directory.path()));
 }
 
 /// Set in a child process: the directory it shall use.

@@ -21,6 +21,7 @@ struct NotingGuard<'a> {
     ledger: &'a Ledger,
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl EvictionGuard for NotingGuard<'_> {
     fn try_evict(&self, digest: Digest) -> bool {
         let given_up = self.guard.try_evict(digest);
@@ -28,6 +29,10 @@ impl EvictionGuard for NotingGuard<'_> {
             self.ledger.note(Note::GivenUp, self.number, digest);
         }
         given_up
+    }
+
+    fn may_evict(&self, digest: Digest) -> bool {
+        self.guard.may_evict(digest)
     }
 }
 

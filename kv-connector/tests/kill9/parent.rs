@@ -168,9 +168,10 @@ fn check_cap(root: &Path, room: Room, when: &str) {
     }
 }
 
-/// As `du` counts.
+/// As `du` counts; what the engine gives back meanwhile takes no space.
 fn disk_bytes(directory: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(directory) else { return 0 };
     let own = fs::metadata(directory).map_or(0, |it| it.blocks() * 512);
-    own + entries.map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512).sum::<u64>()
+    let bytes = |entry: fs::DirEntry| entry.metadata().map_or(0, |it| it.blocks() * 512);
+    own + entries.map(|entry| bytes(entry.unwrap())).sum::<u64>()
 }

@@ -27,11 +27,15 @@ pub(super) struct Guard {
 
 impl EvictionGuard for Guard {
     fn try_evict(&self, digest: Digest) -> bool {
-        let confirmed = !self.refuse_all && !self.refused.contains(&digest);
+        let confirmed = self.may_evict(digest);
         if confirmed {
             self.confirmed.borrow_mut().insert(digest);
         }
         confirmed
+    }
+
+    fn may_evict(&self, digest: Digest) -> bool {
+        !self.refuse_all && !self.refused.contains(&digest)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Makes room ahead of writes, a little in each poll: free slots for the sizes that are written, and the floor of free
-//! space that the file system shall keep.
+//! space that the file system shall keep. Gives the space of segments back whose chunks were all removed.
+
+use std::collections::BTreeSet;
 
 use crate::{
     Completion, EvictionGuard,
@@ -16,18 +18,23 @@ const CHUNKS_PER_POLL: usize = 8;
 /// Sizes that are drained for at a time.
 const CLASSES_MAX: usize = 8;
 
-/// What is to be made room for.
+/// Segments given back in one poll.
+const SEGMENTS_PER_POLL: usize = 8;
+
+/// What is to be made room for, and what is to be given back.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     /// Record sizes whose free slots ran below the high watermark.
     classes: Vec<u64>,
     /// Something was written since the file system's free space was looked at.
     is_floor_due: bool,
+    /// Numbers of segments whose last chunk was removed. Eviction is no reason: a write follows, and takes the slot.
+    emptied: BTreeSet<u64>,
 }
 
 impl Drain {
     pub(super) fn is_idle(&self) -> bool {
-        self.classes.is_empty() && !self.is_floor_due
+        self.classes.is_empty() && !self.is_floor_due && self.emptied.is_empty()
     }
 }
 
@@ -43,6 +50,37 @@ impl NvmeTier {
         {
             self.drain.classes.push(record_bytes);
         }
+    }
+
+    /// A chunk of this segment was removed, or the store was opened: does it hold nothing any more?
+    pub(super) fn note_removed(&mut self, row: u32) {
+        if let Some(segment) = self.index.segment(row)
+            && segment.is_empty()
+        {
+            self.drain.emptied.insert(segment.geometry.segment_id);
+        }
+    }
+
+    /// Gives the space of emptied segments back to the file system. True: there is more to do.
+    fn give_back(&mut self) -> bool {
+        let mut given = 0;
+        for id in std::mem::take(&mut self.drain.emptied) {
+            let Some(row) = self.index.row_of(id) else { continue };
+            let Some(segment) = self.index.segment(row).filter(|it| it.is_empty()) else {
+                continue;
+            };
+            // The end of a wipe or a read wakes us. What is being written will not be empty.
+            if !segment.is_idle() || given == SEGMENTS_PER_POLL {
+                self.drain.emptied.insert(id);
+            } else if let Some(segment) = self.index.remove_segment(row) {
+                given += 1;
+                self.remove_file(segment);
+            }
+        }
+        if given > 0 {
+            self.measure_space();
+        }
+        given == SEGMENTS_PER_POLL && !self.drain.emptied.is_empty()
     }
 
     /// Slots that are free or about to be.
@@ -66,11 +104,12 @@ impl NvmeTier {
         let is_below_floor =
             std::mem::take(&mut self.drain.is_floor_due) && self.keep_floor(guard, completions);
         self.drain.is_floor_due |= is_below_floor;
+        let goes_on = self.give_back();
         let classes = std::mem::take(&mut self.drain.classes);
         let still = classes.into_iter().filter(|&it| self.drain_class(it, guard, completions));
         let still: Vec<u64> = still.collect();
         self.drain.classes = still;
-        is_below_floor || !self.drain.classes.is_empty()
+        is_below_floor || goes_on || !self.drain.classes.is_empty()
     }
 
     /// True: there is more to do.

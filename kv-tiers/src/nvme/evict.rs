@@ -1,4 +1,5 @@
-//! Chooses what to drop when the cap is reached. Everything is proposed to the guard first; every search has a bound.
+//! Chooses what to drop when the cap is reached. Everything is proposed to the guard first; every search has a
+//! bound, but for the last resort of a size that has no segment: that ends after one look at each.
 
 use kv_chunk::Digest;
 
@@ -9,9 +10,9 @@ use crate::{
 
 /// Chunks proposed for one that is wanted.
 const CANDIDATES_MAX: usize = 64;
-/// Segments proposed for one that is wanted.
+/// Segments asked about for one that would be better than a chunk of the own size.
 const SEGMENTS_TRIED_MAX: usize = 4;
-/// Segments of one class looked at: busy ones are passed over.
+/// Segments of one class looked at for that: busy ones are passed over.
 const SEGMENTS_SEEN_MAX: usize = 32;
 
 /// Chunks that were dropped.
@@ -51,9 +52,10 @@ fn drop_chunk(index: &mut Index, digest: Digest, dropped: &mut Dropped) {
     dropped.digests.push(digest);
 }
 
-/// Takes the coldest idle segment for a class, if it is not of that class or holds nothing, and (if given) its chunks
-/// were last used before `colder_than`, in the mean. Chunks that the guard gave up before it refused another of the same
-/// segment are dropped too.
+/// Takes the coldest idle segment for a class that holds no leased chunk, if it is not of that class or holds nothing, and
+/// (if given) its chunks were last used before `colder_than`, in the mean.
+///
+/// Segments with a leased chunk count as used now. Without `colder_than` none that may be taken is overlooked.
 pub(super) fn take_coldest_segment(
     index: &mut Index,
     for_record_bytes: u64,
@@ -61,23 +63,52 @@ pub(super) fn take_coldest_segment(
     guard: &dyn EvictionGuard,
     dropped: &mut Dropped,
 ) -> Option<Segment> {
-    coldest(index, for_record_bytes, colder_than).into_iter().find_map(|row| {
-        let digests = index.segment(row)?.digests();
-        // Leased ones were used lately and come first: a refusal comes before anything is given up.
-        let given_up = digests.iter().copied().take_while(|&digest| guard.try_evict(digest));
-        let given_up: Vec<Digest> = given_up.collect();
-        if given_up.len() < digests.len() {
-            given_up.iter().for_each(|&digest| drop_chunk(index, digest, dropped));
-            index.spare_segment(row);
+    let begun = index.tick();
+    let mut limit = SEGMENTS_TRIED_MAX;
+    loop {
+        let rows = coldest(index, for_record_bytes, colder_than, begun);
+        if rows.is_empty() {
             return None;
         }
-        dropped.digests.extend(given_up);
-        index.remove_segment(row)
-    })
+        for row in rows {
+            if let Some(segment) = take_segment(index, row, guard, dropped) {
+                return Some(segment);
+            }
+            index.spare_segment(row);
+            limit = limit.saturating_sub(1);
+            if limit == 0 && colder_than.is_some() {
+                return None;
+            }
+        }
+    }
 }
 
-/// Rows of the segments to take, coldest first.
-fn coldest(index: &Index, for_record_bytes: u64, colder_than: Option<u64>) -> Vec<u32> {
+/// Takes this segment if none of its chunks is leased. Those that the guard gave up before it refused another, which was
+/// leased meanwhile, are dropped.
+fn take_segment(
+    index: &mut Index,
+    row: u32,
+    guard: &dyn EvictionGuard,
+    dropped: &mut Dropped,
+) -> Option<Segment> {
+    let segment = index.segment(row)?;
+    if !segment.live_digests().all(|digest| guard.may_evict(digest)) {
+        return None;
+    }
+    // Those of a guard that cannot be asked first: leased ones were used lately, so that a refusal comes soon.
+    let digests = segment.digests();
+    let given_up = digests.iter().copied().take_while(|&digest| guard.try_evict(digest));
+    let given_up: Vec<Digest> = given_up.collect();
+    if given_up.len() < digests.len() {
+        given_up.iter().for_each(|&digest| drop_chunk(index, digest, dropped));
+        return None;
+    }
+    dropped.digests.extend(given_up);
+    index.remove_segment(row)
+}
+
+/// Rows of the segments to try next, coldest first; none ranked after `begun`.
+fn coldest(index: &Index, for_record_bytes: u64, colder_than: Option<u64>, begun: u64) -> Vec<u32> {
     let mut found = Vec::new();
     for (record_bytes, class) in index.classes() {
         let wanted = |&&(warmth, row): &&(u64, u32)| {
@@ -85,8 +116,9 @@ fn coldest(index: &Index, for_record_bytes: u64, colder_than: Option<u64>) -> Ve
             let other = warmth == 0 || record_bytes != for_record_bytes;
             is_idle && other && colder_than.is_none_or(|tick| warmth < tick)
         };
-        let seen = class.cold.iter().take(SEGMENTS_SEEN_MAX);
-        found.extend(seen.filter(wanted).take(SEGMENTS_TRIED_MAX));
+        let ranked = class.cold.iter().take_while(|(warmth, _)| *warmth <= begun);
+        let seen = if colder_than.is_some() { SEGMENTS_SEEN_MAX } else { usize::MAX };
+        found.extend(ranked.take(seen).filter(wanted).take(SEGMENTS_TRIED_MAX));
     }
     found.sort_unstable();
     found.into_iter().map(|(_, row)| row).take(SEGMENTS_TRIED_MAX).collect()

@@ -276,14 +276,21 @@ pub(super) fn remove(path: &Path) -> Result<(), TierError> {
     }
 }
 
+/// What a directory takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    /// All but index files.
+    pub(super) bytes: u64,
+    /// Index files.
+    pub(super) index_bytes: u64,
+}
+
 /// Bytes of everything in and under `directory`, itself included, as `du` counts them, or its length where that is
 /// more: a sparse file may fill up at any time. `bounds` are what files (by name) may grow to without a further word.
-/// Index files count with `index_bytes` at least.
 pub(super) fn measure(
     directory: &Path,
     bounds: &HashMap<OsString, u64>,
-    index_bytes: u64,
-) -> Result<u64, TierError> {
+) -> Result<Measured, TierError> {
     let metadata = fs::metadata(directory).map_err(failed("stat", directory, 0))?;
     let (mut total, mut index) = (metadata.blocks() * 512, 0);
     for entry in fs::read_dir(directory).map_err(failed("readdir", directory, 0))? {
@@ -293,12 +300,13 @@ pub(super) fn measure(
         if is_index_name(&entry.file_name()) {
             index += metadata.blocks() * 512;
         } else if metadata.is_dir() {
-            total += measure(&entry.path(), &HashMap::new(), 0).unwrap_or(0);
+            let below = measure(&entry.path(), &HashMap::new());
+            total += below.map_or(0, |below| below.bytes + below.index_bytes);
         } else {
             let bound = bounds.get(&entry.file_name()).copied().unwrap_or(0);
             let length = metadata.len().next_multiple_of(BLOCK);
             total += (metadata.blocks() * 512).max(length).max(bound);
         }
     }
-    Ok(total + index.max(index_bytes))
+    Ok(Measured { bytes: total, index_bytes: index })
 }

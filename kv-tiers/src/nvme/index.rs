@@ -42,7 +42,7 @@ pub(super) struct Class {
     pub(super) segments: usize,
     /// Slots being wiped. Those whose reads still run do not count: a read can take for ever.
     pub(super) leaving: usize,
-    /// Rows by warmth, coldest first.
+    /// Rows by rank, coldest first.
     pub(super) cold: BTreeSet<(u64, u32)>,
 }
 
@@ -129,6 +129,11 @@ impl Index {
         self.rows.range(id..).next().and_then(|(_, row)| self.slab.get(*row))
     }
 
+    /// Rows of all segments.
+    pub(super) fn rows(&self) -> impl Iterator<Item = u32> {
+        self.rows.values().copied()
+    }
+
     /// The row of the segment with this number.
     pub(super) fn row_of(&self, id: u64) -> Option<u32> {
         self.rows.get(&id).copied()
@@ -187,7 +192,7 @@ impl Index {
         class.segments += 1;
         class.slots += segment.slots.len();
         class.free += segment.free.len();
-        class.cold.insert((segment.warmth(), row));
+        class.cold.insert((segment.rank(), row));
         if !segment.free.is_empty() {
             class.with_free.insert(row);
         }
@@ -197,7 +202,8 @@ impl Index {
     pub(super) fn remove_segment(&mut self, row: u32) -> Option<Segment> {
         let segment = self.slab.get(row)?;
         let Geometry { segment_id, record_bytes, .. } = segment.geometry;
-        for digest in segment.digests() {
+        let digests: Vec<Digest> = segment.live_digests().collect();
+        for digest in digests {
             self.forget(digest);
         }
         let segment = self.slab.remove(row)?;
@@ -211,8 +217,7 @@ impl Index {
             class.slots -= segment.slots.len();
             class.free -= segment.free.len();
             class.with_free.remove(&row);
-            class.cold.remove(&(segment.warmth(), row));
-            class.cold.remove(&(0, row));
+            class.cold.remove(&(segment.rank(), row));
             if class.segments == 0 {
                 self.classes.remove(&record_bytes);
             }
@@ -253,13 +258,10 @@ impl Index {
 
     fn rerank(&mut self, row: u32, change: impl FnOnce(&mut Slab)) {
         let Some((slab, class)) = self.parts(row) else { return };
-        let before = slab.get(row).map_or(0, Segment::warmth);
         change(slab);
-        let after = slab.get(row).map_or(0, Segment::warmth);
-        if before != after {
-            class.cold.remove(&(before, row));
-            class.cold.insert((after, row));
-        }
+        let Some((before, after)) = slab.get_mut(row).and_then(Segment::rerank) else { return };
+        class.cold.remove(&(before, row));
+        class.cold.insert((after, row));
     }
 
     fn parts(&mut self, row: u32) -> Option<(&mut Slab, &mut Class)> {

@@ -1,6 +1,6 @@
 //! Random operations on the index against what must always hold.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use kv_chunk::{Digest, WriteId};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use crate::{
     nvme::{
         evict::{Dropped, drop_coldest_chunk, take_coldest_segment},
         files::SegmentFile,
-        index::{Doomed, Index, Place},
+        index::{Doomed, Index, Place, Segment},
         segment::Geometry,
     },
 };
@@ -188,6 +188,20 @@ impl World {
         assert_eq!(self.index.quarantined(), self.quarantined.len() as u64);
         let live: u32 = self.index.segments().map(|segment| segment.live).sum();
         assert_eq!(live as usize, self.held.len());
+        for (record_bytes, class) in self.index.classes() {
+            let of_it = |segment: &&Segment| segment.geometry.record_bytes == record_bytes;
+            let mut segments = self.index.segments().filter(of_it);
+            let ranked: BTreeSet<(u64, u32)> = segments
+                .by_ref()
+                .map(|segment| {
+                    // So few slots are ranked at each change.
+                    assert_eq!(segment.rank(), segment.warmth());
+                    let row = self.index.row_of(segment.geometry.segment_id).unwrap();
+                    (segment.rank(), row)
+                })
+                .collect();
+            assert_eq!(class.cold, ranked);
+        }
     }
 
     /// Nothing is forgotten: when all is at rest, every slot is free, held or quarantined.
@@ -227,4 +241,39 @@ proptest! {
         }
         world.settle();
     }
+}
+
+/// The rows of two segments of 64 chunks, as they would be taken.
+#[test]
+fn large_segments_are_ranked_by_use_and_at_once_when_they_are_empty() {
+    const CHUNKS: u8 = 64;
+    let mut index = Index::default();
+    for segment_id in 1..=2 {
+        let (record_bytes, slots) = (CLASSES[0], u32::from(CHUNKS));
+        let geometry = Geometry { segment_id, store_uuid: [0; 16], record_bytes, slots };
+        index.add_segment(SegmentFile::for_tests(std::path::Path::new("/dev/null")), geometry);
+    }
+    let mut rows: Vec<Vec<u8>> = vec![Vec::new(); 2];
+    for chunk in 0..2 * CHUNKS {
+        let place = index.take_free(CLASSES[0]).unwrap();
+        let held = Held { payload_bytes: 1, write_id: WriteId::new(0) };
+        index.publish(place, digest(chunk), held);
+        rows[place.row as usize].push(chunk);
+    }
+    let coldest = |index: &Index| index.class(CLASSES[0]).unwrap().cold.first().copied().unwrap();
+    for used in [1, 0, 1] {
+        rows[used].iter().for_each(|&chunk| index.touch(digest(chunk)));
+        assert_eq!(coldest(&index).1 as usize, 1 - used);
+    }
+    // A few uses of what is cold do not change which is colder, and a refusal does.
+    rows[0][..2].iter().for_each(|&chunk| index.touch(digest(chunk)));
+    assert_eq!(coldest(&index).1, 0);
+    index.spare_segment(0);
+    assert_eq!(coldest(&index).1, 1);
+    for &chunk in &rows[0] {
+        assert_ne!(coldest(&index), (0, 0), "it holds {chunk} yet");
+        let Some(Doomed::Wipe(place)) = index.doom(digest(chunk)) else { panic!("not read") };
+        index.end_wipe(place, true);
+    }
+    assert_eq!(coldest(&index), (0, 0));
 }

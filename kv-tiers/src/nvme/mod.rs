@@ -318,7 +318,9 @@ impl Tier for NvmeTier {
         if self.is_foreign_process() {
             return false;
         }
+        let Some(entry) = self.index.get(digest) else { return false };
         let Some(doomed) = self.index.doom(digest) else { return false };
+        self.note_removed(entry.place.row);
         if let Doomed::Wipe(place) = doomed {
             self.start_wipe(place);
             self.raise_wake();

@@ -27,6 +27,9 @@ use crate::nvme::glommio::Glommio;
 /// A device that gives no sign for this long at open is not opened.
 pub(super) const OPEN_WAIT: Duration = Duration::from_secs(30);
 
+/// With fewer entries than this a ring is worth no more than threads.
+const RING_ENTRIES_MIN: u32 = 8;
+
 /// How I/O is done, as found out by trying.
 struct Chosen {
     backend: Box<dyn Backend>,
@@ -148,8 +151,13 @@ fn build(
             sizing: sizing.clone(),
         };
         let mut refused = Vec::new();
-        match Ring::new(options, arenas, Arc::clone(wake), &mut refused) {
-            Ok(ring) => {
+        let make = |entries| {
+            let options = RingOptions { entries, ..options.clone() };
+            refused.clear();
+            Ring::new(options, arenas, Arc::clone(wake), &mut refused)
+        };
+        match with_fewer_entries(config.ring_entries, make) {
+            Ok((ring, fewer)) => {
                 let mode = IoMode {
                     ring: true,
                     direct: allowed.direct,
@@ -157,7 +165,7 @@ fn build(
                     registered_files: ring.has_registered_files(),
                 };
                 let lines = refused.iter().map(|(what, error)| format!("{what} not used: {error}"));
-                for line in lines {
+                for line in lines.chain(fewer) {
                     if !fallbacks.contains(&line) {
                         fallbacks.push(line);
                     }
@@ -170,6 +178,35 @@ fn build(
     let threads = Threads::new(config.threads, write_requests_max, sizing, wake)
         .map_err(|error| open_error(config, "clone", error))?;
     Ok((Box::new(threads), IoMode { direct: allowed.direct, ..IoMode::default() }))
+}
+
+/// Makes a ring of as many entries as there is memory for: a kernel can count them against the memlock limit, which is
+/// 64 KiB for ordinary users of many systems. What is to be told of it.
+fn with_fewer_entries<T>(
+    wanted: u32,
+    mut make: impl FnMut(u32) -> io::Result<T>,
+) -> io::Result<(T, Option<String>)> {
+    let mut entries = wanted;
+    let mut refused = None;
+    loop {
+        match make(entries) {
+            Ok(made) => {
+                let tell = |error| {
+                    format!("{wanted} ring entries not used but {entries}: io_uring_setup: {error}")
+                };
+                return Ok((made, refused.map(tell)));
+            }
+            Err(error) if is_out_of_memory(&error) && entries > RING_ENTRIES_MIN => {
+                entries = (entries / 2).max(RING_ENTRIES_MIN);
+                refused = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_out_of_memory(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOMEM)
 }
 
 /// Writes a block and reads it back as chunks will be.

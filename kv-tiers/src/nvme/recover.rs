@@ -53,6 +53,8 @@ impl NvmeTier {
                     self.start_wipe(place);
                 }
             }
+            let rows: Vec<u32> = self.index.rows().collect();
+            rows.into_iter().for_each(|row| self.note_removed(row));
             self.write_journal();
         }
         self.stats.recovered_chunks = self.index.len() as u64;
@@ -226,7 +228,17 @@ impl NvmeTier {
     fn shrink_to_cap(&mut self) {
         self.measure_space();
         let rank = |segment: &Segment| (segment.warmth(), segment.geometry.segment_id);
+        let mut may_rewrite = true;
         while self.space.is_over_cap() {
+            if may_rewrite && self.space.is_over_cap_by_index() {
+                // Once: files of a later version count, too, and stay.
+                may_rewrite = false;
+                if let Some(persist) = &mut self.persist {
+                    persist.save(&mut self.index);
+                }
+                self.measure_space();
+                continue;
+            }
             let Some((_, id)) = self.index.segments().map(rank).min() else { break };
             let row = self.index.row_of(id);
             let Some(segment) = row.and_then(|row| self.index.remove_segment(row)) else { break };

@@ -40,6 +40,8 @@ pub(super) struct Space {
     segment_bytes: u64,
     pub(super) store_uuid: [u8; 16],
     used_bytes: u64,
+    /// Of it what index files take beyond what those of so many slots need: they are of a larger store.
+    index_excess_bytes: u64,
     /// Slots and segments that the index files tell of.
     told: (u64, u64),
     /// Slots about to become free that writes of this pass wait for, by class.
@@ -61,6 +63,7 @@ impl Space {
             segment_bytes,
             store_uuid,
             used_bytes: 0,
+            index_excess_bytes: 0,
             told: (0, 0),
             promised: HashMap::new(),
             is_growth_refused: false,
@@ -73,6 +76,11 @@ impl Space {
 
     pub(super) fn is_over_cap(&self) -> bool {
         self.used_bytes > self.capacity_bytes
+    }
+
+    /// Whether index files of the right size would make the rest fit.
+    pub(super) fn is_over_cap_by_index(&self) -> bool {
+        self.is_over_cap() && self.used_bytes - self.index_excess_bytes <= self.capacity_bytes
     }
 
     /// Largest payload of which one fits, were there nothing else.
@@ -97,7 +105,9 @@ impl Space {
         };
         let bounds = segments.map(bound).collect();
         let index_bytes = persist::reserved_bytes(self.told.0, self.told.1);
-        self.used_bytes = files::measure(&self.directory, &bounds, index_bytes)?;
+        let measured = files::measure(&self.directory, &bounds)?;
+        self.used_bytes = measured.bytes + measured.index_bytes.max(index_bytes);
+        self.index_excess_bytes = measured.index_bytes.saturating_sub(index_bytes);
         Ok(())
     }
 
@@ -175,10 +185,18 @@ impl NvmeTier {
                 Took::Slot | Took::Nothing => break,
             }
         }
-        Room::Never(refused.unwrap_or(TierError::NoSpace {
-            wanted_bytes: record_bytes,
-            capacity_bytes: self.config.capacity_bytes,
-        }))
+        Room::Never(refused.unwrap_or_else(|| self.no_room(record_bytes)))
+    }
+
+    /// Why there is no room, for whoever reads it.
+    fn no_room(&self, wanted_bytes: u64) -> TierError {
+        let capacity_bytes = self.config.capacity_bytes;
+        let segments = self.index.segment_count() as u64;
+        let has_own = self.index.class(wanted_bytes).is_some();
+        if segments > 0 && !has_own && self.space.could_hold(wanted_bytes, self.index.segments()) {
+            return TierError::AllLeased { wanted_bytes, capacity_bytes, segments };
+        }
+        TierError::NoSpace { wanted_bytes, capacity_bytes }
     }
 
     /// Whether a slot of this class will become free that no earlier write waits for; then it is promised.
@@ -218,6 +236,12 @@ impl NvmeTier {
 
     /// Gives the space of a segment back; its chunks are no longer indexed.
     pub(super) fn discard(&mut self, segment: Segment) {
+        self.remove_file(segment);
+        self.measure_space();
+    }
+
+    /// The same, before others: the space is to be measured after the last.
+    pub(super) fn remove_file(&mut self, segment: Segment) {
         if let Some(backend) = &mut self.backend {
             segment.files().for_each(|file| backend.remove_file(file));
         }
@@ -225,8 +249,6 @@ impl NvmeTier {
             tracing::warn!(tier = self.config.name, %error, "a segment file stays and counts");
             self.index.reserve_ids_to(segment.geometry.segment_id);
         }
-        drop(segment);
-        self.measure_space();
     }
 
     pub(super) fn settle_dropped(&mut self, dropped: Dropped, completions: &mut Vec<Completion>) {

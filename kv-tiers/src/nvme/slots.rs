@@ -52,8 +52,10 @@ pub(super) enum Queue {
     Main,
 }
 
-/// One slot. What stands in it counts only while it is live.
+/// One slot. What stands in it counts only while it is live. Each has a cache line of its own: in a large index most of
+/// what an eviction costs is waiting for memory.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct Slot {
     pub(super) digest: Digest,
     pub(super) write_id: [u8; 16],
@@ -114,6 +116,12 @@ impl Slot {
     }
 }
 
+const _: () = assert!(size_of::<Slot>() == 64);
+
+/// A segment's place in the order of its class by warmth lags behind its warmth by changes of this part of its slots: to
+/// move it with each would make an eviction cost more the more segments there are.
+const RERANK_PART: usize = 16;
+
 /// A segment file and its slots.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -131,6 +139,10 @@ pub(super) struct Segment {
     used_sum: u64,
     /// Counts as used at this tick at least.
     spared_at: u64,
+    /// Under which warmth its class has it.
+    rank: u64,
+    /// Changes since it was ranked.
+    unranked: usize,
     /// Slots that the index files tell of, at open.
     pub(super) told: u32,
 }
@@ -148,6 +160,8 @@ impl Segment {
             busy: 0,
             used_sum: 0,
             spared_at: 0,
+            rank: 0,
+            unranked: 0,
             told: 0,
         }
     }
@@ -166,6 +180,31 @@ impl Segment {
     /// Of its chunks one may not be dropped now: it is not to be taken soon.
     pub(super) fn spare(&mut self, tick: u64) {
         self.spared_at = tick;
+        self.unranked = self.slots.len();
+    }
+
+    /// Whether it holds nothing that anybody may want: neither chunks nor slots that are not to be touched.
+    pub(super) fn is_empty(&self) -> bool {
+        self.live == 0 && self.quarantined == 0
+    }
+
+    /// Under which warmth its class has it.
+    pub(super) fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// After a change: its rank before and from now on, if it is to be ranked anew.
+    pub(super) fn rerank(&mut self) -> Option<(u64, u64)> {
+        let warmth = self.warmth();
+        self.unranked += 1;
+        // What is empty is known to be so at once.
+        let is_due =
+            (warmth == 0) != (self.rank == 0) || self.unranked > self.slots.len() / RERANK_PART;
+        if !is_due || warmth == self.rank {
+            return None;
+        }
+        self.unranked = 0;
+        Some((std::mem::replace(&mut self.rank, warmth), warmth))
     }
 
     /// Uses another opening of the same file from now on.
@@ -186,6 +225,12 @@ impl Segment {
         live.into_iter().map(|(_, digest)| digest).collect()
     }
 
+    /// Its readable chunks.
+    pub(super) fn live_digests(&self) -> impl Iterator<Item = Digest> {
+        let live = self.slots.iter().filter(|slot| slot.state == State::Live);
+        live.map(|slot| slot.digest)
+    }
+
     /// Counts its slots anew, after the index was filled.
     pub(super) fn recount(&mut self) {
         let count = |wanted: fn(&Slot) -> bool| {
@@ -200,6 +245,7 @@ impl Segment {
         let free = (0..).zip(&self.slots).filter(|(_, slot)| slot.state == State::Free);
         self.free = free.map(|(number, _)| number).collect();
         self.free.reverse();
+        (self.rank, self.unranked) = (self.warmth(), 0);
     }
 }
 

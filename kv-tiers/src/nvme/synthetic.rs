@@ -89,6 +89,11 @@ impl Cache {
         Ok(Self(index))
     }
 
+    /// Whether this chunk is held, which does not count as a use.
+    pub fn contains(&self, digest: Digest) -> bool {
+        self.0.get(digest).is_some()
+    }
+
     /// Whether this chunk is held, which counts as a use.
     pub fn read(&mut self, number: u64) -> bool {
         let entry = self.0.begin_read(digest(number), Purpose::Use);
