@@ -9,6 +9,13 @@ mod common;
 #[cfg(test)]
 mod hang;
 #[cfg(test)]
+mod identity;
+#[cfg(test)]
+#[path = "../support/small_tmpfs.rs"]
+mod small_tmpfs;
+#[cfg(test)]
+mod space;
+#[cfg(test)]
 #[path = "../../src/testing.rs"]
 mod testing;
 #[cfg(test)]
