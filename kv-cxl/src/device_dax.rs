@@ -13,7 +13,7 @@ use nix::sys::stat::{major, minor};
 use crate::{
     ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, Residency, StageEvent,
     StageId, Staging, coalesce,
-    map::{Copies, FLUSHES_LINES, Mapping, context},
+    map::{Access, Copies, FLUSHES_LINES, Mapping, context},
     page_cache::lock_exclusively,
     stager::Stager,
 };
@@ -164,7 +164,7 @@ impl DeviceDax {
             .open(path)
             .map_err(|error| explain_open(path, &error))?;
         lock_exclusively(&file, path)?;
-        let mapping = Arc::new(Mapping::new(&file, path, extent)?);
+        let mapping = Arc::new(Mapping::new(&file, path, extent, Access::ReadWrite)?);
         let mut caps = Caps::new(extent.bytes, GRANULE_BYTES);
         caps.map_align_bytes = info.align_bytes;
         caps.numa_node = info.numa_node;

@@ -45,6 +45,13 @@ pub(crate) enum Copies {
     Direct,
 }
 
+/// What a mapping is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    ReadWrite,
+}
+
 impl Copies {
     /// The kernel's, unless a sandbox denies the calls. Tried on memory of our own: a device is not touched for it.
     fn allowed() -> Self {
@@ -69,15 +76,22 @@ pub(crate) struct Mapping {
 impl Mapping {
     /// Maps `extent` of `file`, which must be whole units of the device's alignment and lie within it: both are checked
     /// by who knows them, since the system maps what is behind the end and kills whoever touches it.
-    pub(crate) fn new(file: &File, path: &Path, extent: Extent) -> Result<Self, FastTierError> {
+    pub(crate) fn new(
+        file: &File,
+        path: &Path,
+        extent: Extent,
+        access: Access,
+    ) -> Result<Self, FastTierError> {
         let failed = |error: &io::Error| FastTierError::io(context("mmap", path, extent), error);
         let bytes = usize::try_from(extent.bytes)
             .map_err(|_| failed(&io::Error::from_raw_os_error(libc::EOVERFLOW)))?;
-        let raw = MmapOptions::new()
-            .offset(extent.offset)
-            .len(bytes)
-            .map_raw(file)
-            .map_err(|error| failed(&error))?;
+        let mut options = MmapOptions::new();
+        options.offset(extent.offset).len(bytes);
+        let raw = match access {
+            Access::ReadWrite => options.map_raw(file),
+            Access::Read => options.map_raw_read_only(file),
+        }
+        .map_err(|error| failed(&error))?;
         Ok(Self {
             raw,
             path: path.to_owned(),

@@ -14,7 +14,7 @@ use crate::{
     ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, Protection, Residency,
     ResidencyReport, StageEvent, StageId, Staging, coalesce,
     granules::GranuleSet,
-    map::{Mapping, cached_bytes, context},
+    map::{Access, Mapping, cached_bytes, context},
     stager::Stager,
     total_bytes,
 };
@@ -117,7 +117,7 @@ impl PageCacheFlash {
         };
         caps.validate()?;
         let extent = Extent { offset: 0, bytes: capacity_bytes };
-        let mapping = Arc::new(Mapping::new(&file, &path, extent)?);
+        let mapping = Arc::new(Mapping::new(&file, &path, extent, Access::Read)?);
         if config.granule_bytes < mapping.page_bytes() as u64 {
             return Err(FastTierError::Caps {
                 field: "granule_bytes",

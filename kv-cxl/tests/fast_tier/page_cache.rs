@@ -1,6 +1,6 @@
 //! What the page-cache provider and the DAX provider really do to pages.
 
-use std::{fs, thread};
+use std::{env, fs, os::unix::fs::PermissionsExt, process::Command, thread};
 
 use kv_cxl::{
     DeviceDax, DeviceDaxConfig, Extent, FastTier, FastTierError, Medium, PageCacheConfig,
@@ -164,4 +164,49 @@ fn opening_brings_nothing_into_fast_memory() {
     let in_memory = Residency::Bytes(32 * MIB);
     // All of it: the file system itself lives in memory.
     assert!([Residency::Bytes(0), in_memory].contains(&residency), "{residency:?}");
+}
+
+#[test]
+fn a_file_of_somebody_else_is_served_and_its_residency_is_not_guessed() {
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let path = directory.path().join("flash");
+    fs::write(&path, vec![7; 2 << 20]).unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    let child = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(env::current_exe().unwrap())
+        .args(["--exact", "page_cache::as_somebody_else"])
+        .env("KVBRAID_FILE_OF_ANOTHER", &path)
+        .output();
+    let Some(child) =
+        child.ok().filter(|child| ![Some(126), Some(127)].contains(&child.status.code()))
+    else {
+        println!("SKIP a file of somebody else: this process cannot become another user");
+        return;
+    };
+    let said = String::from_utf8_lossy(&child.stdout);
+    let why = String::from_utf8_lossy(&child.stderr);
+    if why.contains("setpriv") {
+        println!("SKIP a file of somebody else: this process cannot become another user");
+        return;
+    }
+    assert!(child.status.success() && said.contains("1 passed"), "{said}{why}");
+}
+
+/// The test above, in its child.
+#[test]
+fn as_somebody_else() {
+    let Some(path) = env::var_os("KVBRAID_FILE_OF_ANOTHER") else { return };
+    let mut flash = PageCacheFlash::open(PageCacheConfig::new(&path, 0)).unwrap();
+    assert_eq!(flash.caps().protection, Protection::Advisory);
+    let all = Extent { offset: 0, bytes: 2 * MIB };
+    assert_eq!(end_of_staging(&mut flash, all), StageEvent::Done(StageId(1)));
+    // The system says to such a process that everything is in memory, always: nobody repeats it.
+    assert_eq!(flash.residency(&[all]), Ok(Residency::Unknown));
+    let mut medium = flash.medium();
+    let mut bytes = [0; 16];
+    medium.read(MIB, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 16]);
+    assert!(matches!(medium.write(0, &bytes), Err(FastTierError::Io { errno: 9, .. })));
 }
