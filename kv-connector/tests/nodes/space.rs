@@ -22,7 +22,8 @@ fn a_full_shared_file_system_costs_writes_only_leaves_nothing_half_written_and_r
     let mut config = config(vec![tier]);
     config.engine.write_back_off_ms = 5;
     config.engine.lookup_wait_ms = 5_000;
-    let (engine, other) = (Engine::open(config.clone()).unwrap(), Engine::open(config).unwrap());
+    let (engine, other) =
+        (Engine::open(config.clone()).unwrap(), Engine::open(config.clone()).unwrap());
     let keys = keys(0..120);
     offer(&engine, &keys[..30]);
     assert_eq!(load(&engine, &keys[..30]).hits(), 30);
@@ -36,6 +37,10 @@ fn a_full_shared_file_system_costs_writes_only_leaves_nothing_half_written_and_r
     // Nothing that was not written is found, here or by another node.
     let found = load(&other, &keys[..60]).hits();
     assert_eq!(found, files(&store, ".kvc") as u64);
+    // A node that starts now reads as well.
+    let late = Engine::open(config).unwrap();
+    assert_eq!(load(&late, &keys[..60]).hits(), found);
+    drop(late);
     mount.empty();
     offer(&engine, &keys[60..64]);
     // The last of them were written after the rest that a full medium gives writes.

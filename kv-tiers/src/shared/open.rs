@@ -30,7 +30,7 @@ use super::{
     space::Space,
     survey::check_root,
 };
-use crate::{TierError, TierStats};
+use crate::{ErrorKind, TierError, TierStats};
 
 /// What opening found.
 struct Prepared {
@@ -137,11 +137,14 @@ fn prepare(config: &SharedConfig, figures: Arc<Mutex<Figures>>) -> Result<Prepar
     make_root(&place)?;
     // Before anything is written: a later version's directory is left as it is.
     let is_new = read_marker(&place.root)?.is_none();
-    place.chmod = modes_are_cut(&place)?;
-    let mut fallbacks = Vec::new();
-    if config.publish.is_none() {
-        (place.publish, fallbacks) = publish::choose(&place)?;
-    }
+    let mut fallbacks = match try_out(&mut place, config.publish.is_none()) {
+        // It can still be read, and room may come.
+        Err(error) if !is_new && error.kind() == ErrorKind::NoSpace => {
+            (place.chmod, place.publish) = (true, config.publish.unwrap_or(PublishBy::Link));
+            vec![format!("the file system is full: publishing by {:?} is not tried", place.publish)]
+        }
+        tried => tried?,
+    };
     if is_new {
         make_marker(&place)?;
     }
@@ -152,6 +155,16 @@ fn prepare(config: &SharedConfig, figures: Arc<Mutex<Figures>>) -> Result<Prepar
         fallbacks.push("a later version leads here: this node never counts or collects".into());
     }
     Ok(Prepared { place, keeper: Some(keeper), beat, fallbacks })
+}
+
+/// What the mount makes of modes and which way to publish works on it; what does not work.
+fn try_out(place: &mut Place, choose: bool) -> Result<Vec<String>, TierError> {
+    place.chmod = modes_are_cut(place)?;
+    let mut refused = Vec::new();
+    if choose {
+        (place.publish, refused) = publish::choose(place)?;
+    }
+    Ok(refused)
 }
 
 /// The directories above are made as well, with the same permissions.

@@ -227,6 +227,10 @@ pub(super) fn choose(place: &Place) -> Result<(PublishBy, Vec<String>), TierErro
     for by in [PublishBy::Link, PublishBy::RenameNoReplace] {
         match refuses_to_replace(place, by) {
             Ok(()) => return Ok((by, refused)),
+            // No way works there, and none is to be blamed.
+            Err(error) if is_full(&error) => {
+                return Err(failed("publish", &place.root, 0, 0)(error));
+            }
             Err(error) => {
                 refused.push(format!("publishing by {by:?} does not work here ({error})"));
             }
@@ -236,6 +240,10 @@ pub(super) fn choose(place: &Place) -> Result<(PublishBy, Vec<String>), TierErro
     refused
         .push("chunks are published by Rename: of writers within one moment the last wins".into());
     Ok((PublishBy::Rename, refused))
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn refuses_to_replace(place: &Place, by: PublishBy) -> io::Result<()> {
