@@ -85,7 +85,7 @@ impl LoadQueue {
         Load { task, inner: Arc::clone(&self.inner) }
     }
 
-    /// An eventfd that becomes readable when a load has something to take, or has ended.
+    /// An eventfd that becomes readable when a load has ended, or must be taken as far as it is for want of memory.
     pub fn load_fd(&self) -> BorrowedFd<'_> {
         self.inner.load_bell.as_fd()
     }

@@ -69,10 +69,14 @@ impl Inner {
                 state = self.wait(state, until - now);
                 continue;
             }
-            let units = state.take(&self.arena);
-            if units.is_empty() {
+            let (units, ended) = state.take(&self.arena);
+            // Memory comes back only from loads that are taken while they run.
+            let starved = units.is_empty() && !state.waiting.is_empty();
+            if ended || starved {
                 self.ring_loads();
-                if !state.waiting.is_empty() {
+            }
+            if units.is_empty() {
+                if starved {
                     state = self.wait(state, STARVED);
                 }
                 continue;
@@ -104,10 +108,14 @@ impl Inner {
         let Some((_, places)) = state.reading.remove(name) else { return };
         drop(state);
         let chunk = chunk.map(Arc::new);
+        let mut ended = false;
         for (task, place) in places {
-            task.settle(place, chunk.clone());
+            ended |= task.settle(place, chunk.clone());
         }
-        self.ring_loads();
+        // Who is told of a load finds it done.
+        if ended {
+            self.ring_loads();
+        }
     }
 
     fn load(&self, round: u64, units: Vec<Unit>, names: &[(ChunkKey, usize)]) {
@@ -161,12 +169,13 @@ impl Inner {
 
 impl State {
     /// Takes from the front what there is memory for; of more than that, half the memory: the other half is handed over
-    /// meanwhile. Chunks that are being read get one more who wants them.
-    fn take(&mut self, arena: &Arc<Arena>) -> Vec<Unit> {
+    /// meanwhile. Chunks that are being read get one more who wants them. Also
+    /// says whether a load ended by it.
+    fn take(&mut self, arena: &Arc<Arena>) -> (Vec<Unit>, bool) {
         let fits = self.waiting.len() <= arena.free_slots();
         let most = if fits { self.waiting.len() } else { arena.slots().div_ceil(ROUNDS_MAX) };
         let number = self.begun + 1;
-        let mut units = Vec::new();
+        let (mut units, mut ended) = (Vec::new(), false);
         while units.len() < most
             && let Some((task, place)) = self.waiting.front()
         {
@@ -177,7 +186,7 @@ impl State {
                 self.waiting.pop_front();
             } else if bytes > arena.slot_bytes() {
                 self.waiting.pop_front();
-                task.settle(place, None);
+                ended |= task.settle(place, None);
             } else {
                 let key = want.key.clone();
                 match self.reading.entry((key.clone(), bytes)) {
@@ -191,6 +200,6 @@ impl State {
                 self.waiting.pop_front();
             }
         }
-        units
+        (units, ended)
     }
 }

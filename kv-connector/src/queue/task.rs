@@ -81,19 +81,18 @@ impl Task {
         Self { wants, progress, changed: Condvar::new(), taking: Mutex::default() }
     }
 
-    /// The answer for one want.
-    pub(super) fn settle(&self, place: usize, chunk: Option<Arc<Landed>>) {
+    /// The answer for one want. True if the load has ended by it.
+    pub(super) fn settle(&self, place: usize, chunk: Option<Arc<Landed>>) -> bool {
         let mut progress = lock_plain(&self.progress);
         if progress.done_at.is_some() {
-            return;
+            return false;
         }
         progress.landed.extend(chunk.map(|chunk| (place, chunk)));
         progress.open -= 1;
-        if progress.open == 0 {
-            progress.close();
-        }
+        let has_ended = progress.open == 0 && progress.close();
         drop(progress);
         self.changed.notify_all();
+        has_ended
     }
 
     /// Ends it with what it has got. True if it had not ended.
