@@ -1,5 +1,7 @@
 //! `kvbraid stat`.
 
+use std::{os::unix::net::UnixListener, thread};
+
 use crate::common::*;
 
 #[test]
@@ -19,7 +21,7 @@ fn without_an_engine_it_shows_what_the_directories_hold_and_changes_nothing() {
     );
     assert!(one["used_bytes"].as_u64().unwrap() > 5 * (PAYLOAD_BYTES as u64), "{one}");
     let text = String::from_utf8(place.kvbraid(&["stat"]).stdout).unwrap();
-    assert!(text.contains("none runs") && text.contains("chunks     5"), "{text}");
+    assert!(text.contains("none answers") && text.contains("chunks     5"), "{text}");
     assert!(place.contents("one") == before);
     assert_eq!(place.kvbraid(&["stat", "--prometheus"]).status.code(), Some(1));
 }
@@ -61,4 +63,22 @@ fn an_engine_without_a_socket_is_named() {
     let error = String::from_utf8_lossy(&error).into_owned();
     assert!(error.contains("other.sock") && error.contains("nobody answers"), "{error}");
     drop(engine);
+}
+
+#[test]
+fn whoever_answers_the_socket_wrongly_is_not_taken_for_nobody() {
+    let place = Place::new();
+    place.filled_with(&keys("m", "", 1));
+    let socket = place.path("engine.sock");
+    place.configure(&format!("socket = \"{}\"", socket.display()));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let mute = thread::spawn(move || drop(listener.accept()));
+    let output = place.kvbraid(&["stat"]);
+    mute.join().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("no answer on") && error.contains("engine.sock"), "{error}");
+    // What a killed engine leaves answers nobody.
+    let (code, stats) = place.json(&["stat"]);
+    assert_eq!((code, &stats["offline"]), (0, &true.into()), "{stats}");
 }

@@ -1,6 +1,6 @@
 //! `kvbraid stat`: what a running engine counts, or what its directories hold while none runs.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use clap::Args;
 use kv_connector::{
@@ -44,6 +44,10 @@ impl Stat {
                 let path = socket.display();
                 Err(Failure::failed(format!("no engine answers on {path}: {error}")))
             }
+            // Something is there, and may be an engine: its directories would tell half of it.
+            (Some((socket, Err(error))), Some(_)) if !is_nobody(&error) => {
+                Err(Failure::failed(format!("no answer on {}: {error}", socket.display())))
+            }
             (_, Some(config)) => self.offline(config),
             (None, None) => Err(Failure::usage("give --socket or --config")),
         }
@@ -71,4 +75,9 @@ impl Stat {
         }
         output::print(&stat_text::render(&value))
     }
+}
+
+/// Nobody listens on the socket, and nobody is kept from us.
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }

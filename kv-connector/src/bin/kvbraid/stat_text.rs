@@ -9,7 +9,7 @@ use serde_json::Value;
 pub(crate) fn render(stats: &Value) -> String {
     let mut text = String::new();
     if stats["offline"] == true {
-        line(&mut text, "engine", "none runs: this is what the directories hold");
+        line(&mut text, "engine", "none answers: this is what the directories hold");
     } else {
         engine(&mut text, stats);
     }
