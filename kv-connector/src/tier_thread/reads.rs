@@ -266,8 +266,11 @@ impl Worker {
     pub(super) fn expire_reads(&mut self, now_ns: u64) {
         let overdue = |read: &&mut Read| !read.expired && now_ns >= read.deadline_ns;
         let (mut count, mut look) = (0, false);
+        let counters = &self.shared.tiers[self.id.index()].counters;
         for read in self.reads.values_mut().filter(overdue) {
             read.expired = true;
+            // First: whoever learns that the step ended finds it counted.
+            TierCounters::add(&counters.timed_out_reads, 1);
             look |= read.step.0.expire(&read.claim);
             count += 1;
         }
@@ -275,7 +278,6 @@ impl Worker {
         for _ in 0..count {
             self.read_failed(Failure::TimedOut, now_ns);
         }
-        TierCounters::add(&self.handle().counters.timed_out_reads, count);
         if self.probe.is_some_and(|(_, deadline_ns)| now_ns >= deadline_ns) {
             self.probe = None;
             self.read_failed(Failure::TimedOut, now_ns);

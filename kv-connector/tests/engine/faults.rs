@@ -198,8 +198,14 @@ fn an_overdue_read_goes_to_the_other_tier_and_its_late_bytes_are_ignored() {
     let engine = Engine::with_tiers(config, arenas, tiers).unwrap();
     fill(&engine, &keys(0..20));
     shut.store(true, Ordering::Relaxed);
-    let (report, outcomes) = load(&engine, &keys(0..20));
-    assert_eq!(outcomes, [Outcome::Hit(Source::Tier(1)); 20], "{report:?}");
+    // On a busy machine the other tier can be done before this one begins.
+    for _ in 0..50 {
+        let (report, outcomes) = load(&engine, &keys(0..20));
+        assert_eq!(outcomes, [Outcome::Hit(Source::Tier(1)); 20], "{report:?}");
+        if engine.stats().tiers[0].timed_out_reads > 0 {
+            break;
+        }
+    }
     assert!(engine.stats().tiers[0].timed_out_reads > 0);
     assert_eq!(engine.stats().tiers[0].late_bytes, 0);
     shut.store(false, Ordering::Relaxed);
