@@ -1,6 +1,6 @@
 //! What a provider declares. Devices differ in exactly this, so nothing of it is assumed.
 
-use crate::FastTierError;
+use crate::{Extent, FastTierError};
 
 /// How data come into fast memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,6 +85,11 @@ pub struct Caps {
 }
 
 impl Caps {
+    /// Fails for the first extent that [`Extent::check`] refuses.
+    pub(crate) fn check(&self, extents: &[Extent]) -> Result<(), FastTierError> {
+        extents.iter().try_for_each(|extent| extent.check(self))
+    }
+
     /// A device of `capacity_bytes` with granules of `stage_granule_bytes` that can only be touched.
     pub const fn new(capacity_bytes: u64, stage_granule_bytes: u64) -> Self {
         Self {

@@ -12,7 +12,8 @@ use nix::sys::stat::{major, minor};
 
 use crate::{
     ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, Residency, StageEvent,
-    StageId, Staging, coalesce,
+    StageId, Staging,
+    extent::distinct,
     map::{Access, Copies, FLUSHES_LINES, Mapping, context},
     page_cache::lock_exclusively,
     stager::Stager,
@@ -205,10 +206,6 @@ impl DeviceDax {
             flush: self.caps.flush,
         }
     }
-
-    fn check(&self, extents: &[Extent]) -> Result<(), FastTierError> {
-        extents.iter().try_for_each(|extent| extent.check(&self.caps))
-    }
 }
 
 impl FastTier for DeviceDax {
@@ -221,7 +218,7 @@ impl FastTier for DeviceDax {
     }
 
     fn residency(&self, extents: &[Extent]) -> Result<Residency, FastTierError> {
-        self.check(extents).map(|()| Residency::Unknown)
+        self.caps.check(extents).map(|()| Residency::Unknown)
     }
 
     fn submit_stage(
@@ -230,11 +227,9 @@ impl FastTier for DeviceDax {
         extents: &[Extent],
         now_ns: u64,
     ) -> Result<(), FastTierError> {
-        self.check(extents)?;
-        let mut distinct = extents.to_vec();
-        coalesce(&mut distinct);
+        self.caps.check(extents)?;
         match &mut self.stager {
-            Some(stager) => stager.submit(id, distinct, now_ns),
+            Some(stager) => stager.submit(id, distinct(extents), now_ns),
             None => Err(FastTierError::Unsupported { call: "stage" }),
         }
     }
@@ -244,21 +239,21 @@ impl FastTier for DeviceDax {
     }
 
     fn protect(&mut self, extents: &[Extent], _now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         Err(FastTierError::Unsupported { call: "protect" })
     }
 
     fn unprotect(&mut self, extents: &[Extent], _now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)
+        self.caps.check(extents)
     }
 
     /// Does nothing: the system's hints drop or corrupt mappings of such devices.
     fn evict_hint(&mut self, extents: &[Extent], _now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)
+        self.caps.check(extents)
     }
 
     fn flush(&mut self, extents: &[Extent]) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         extents.iter().try_for_each(|extent| flush(&self.mapping, self.caps.flush, *extent))
     }
 

@@ -67,6 +67,13 @@ pub fn coalesce(extents: &mut Vec<Extent>) {
     });
 }
 
+/// The same bytes in the fewest ranges.
+pub(crate) fn distinct(extents: &[Extent]) -> Vec<Extent> {
+    let mut distinct = extents.to_vec();
+    coalesce(&mut distinct);
+    distinct
+}
+
 /// Bytes of all `extents`; what two of them share counts twice.
 pub fn total_bytes(extents: &[Extent]) -> u64 {
     extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.bytes))

@@ -13,6 +13,7 @@ use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use crate::{
     ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, Protection, Residency,
     ResidencyReport, StageEvent, StageId, Staging, coalesce,
+    extent::distinct,
     granules::GranuleSet,
     map::{Access, Mapping, cached_bytes, context},
     stager::Stager,
@@ -149,10 +150,6 @@ impl PageCacheFlash {
         }
     }
 
-    fn check(&self, extents: &[Extent]) -> Result<(), FastTierError> {
-        extents.iter().try_for_each(|extent| extent.check(&self.caps))
-    }
-
     fn resident_bytes(&self, extent: Extent) -> Result<Option<u64>, FastTierError> {
         if self.writable {
             return Ok(Some(in_memory(&self.mapping, extent)?));
@@ -181,14 +178,12 @@ impl FastTier for PageCacheFlash {
     }
 
     fn residency(&self, extents: &[Extent]) -> Result<Residency, FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         if self.caps.residency == ResidencyReport::Unknown {
             return Ok(Residency::Unknown);
         }
-        let mut distinct = extents.to_vec();
-        coalesce(&mut distinct);
         let mut bytes = 0;
-        for extent in distinct {
+        for extent in distinct(extents) {
             match self.resident_bytes(extent)? {
                 Some(resident) => bytes += resident,
                 None => return Ok(Residency::Unknown),
@@ -203,10 +198,8 @@ impl FastTier for PageCacheFlash {
         extents: &[Extent],
         now_ns: u64,
     ) -> Result<(), FastTierError> {
-        self.check(extents)?;
-        let mut distinct = extents.to_vec();
-        coalesce(&mut distinct);
-        self.stager.submit(id, distinct, now_ns)
+        self.caps.check(extents)?;
+        self.stager.submit(id, distinct(extents), now_ns)
     }
 
     fn poll(&mut self, now_ns: u64, events: &mut Vec<StageEvent>) -> Option<u64> {
@@ -214,7 +207,7 @@ impl FastTier for PageCacheFlash {
     }
 
     fn protect(&mut self, extents: &[Extent], _now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         let fresh = self.protected.select(extents, false);
         let asked_bytes = total_bytes(&fresh);
         let limit = self.caps.pin_limit_bytes.unwrap_or(0);
@@ -237,7 +230,7 @@ impl FastTier for PageCacheFlash {
     }
 
     fn unprotect(&mut self, extents: &[Extent], _now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         let ended = self.protected.select(extents, true);
         if self.caps.protection == Protection::Hard {
             ended.iter().try_for_each(|extent| self.mapping.unlock(*extent))?;
@@ -248,7 +241,7 @@ impl FastTier for PageCacheFlash {
 
     /// Evicts what is not protected, not dirty (flush first) and not mapped by anybody else.
     fn evict_hint(&mut self, extents: &[Extent], _now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         for extent in self.protected.select(extents, false) {
             self.mapping.drop_pages(extent)?;
             let (offset, bytes) = (signed(extent.offset), signed(extent.bytes));
@@ -261,7 +254,7 @@ impl FastTier for PageCacheFlash {
     }
 
     fn flush(&mut self, extents: &[Extent]) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         sync_data(&self.file, &self.path, self.caps.capacity_bytes)
     }
 

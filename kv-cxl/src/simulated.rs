@@ -139,10 +139,6 @@ impl Simulated {
         }
     }
 
-    fn check(&self, extents: &[Extent]) -> Result<(), FastTierError> {
-        extents.iter().try_for_each(|extent| extent.check(&self.caps))
-    }
-
     /// The granules of checked `extents`, each once, ascending.
     fn indices(&self, extents: &[Extent]) -> BTreeSet<usize> {
         let granule =
@@ -240,7 +236,7 @@ impl FastTier for Simulated {
     }
 
     fn residency(&self, extents: &[Extent]) -> Result<Residency, FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         let resident = self
             .indices(extents)
             .into_iter()
@@ -255,7 +251,7 @@ impl FastTier for Simulated {
         extents: &[Extent],
         now_ns: u64,
     ) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         self.advance(now_ns);
         let queue_ops_max = self.config.queue_ops_max;
         if self.queue.len() + self.ended.len() >= queue_ops_max {
@@ -284,7 +280,7 @@ impl FastTier for Simulated {
     }
 
     fn protect(&mut self, extents: &[Extent], now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         self.advance(now_ns);
         let fresh: Vec<usize> = self
             .indices(extents)
@@ -301,7 +297,7 @@ impl FastTier for Simulated {
     }
 
     fn unprotect(&mut self, extents: &[Extent], now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         self.advance(now_ns);
         for index in self.indices(extents) {
             self.update(index, |granule| granule.protected = false);
@@ -310,7 +306,7 @@ impl FastTier for Simulated {
     }
 
     fn evict_hint(&mut self, extents: &[Extent], now_ns: u64) -> Result<(), FastTierError> {
-        self.check(extents)?;
+        self.caps.check(extents)?;
         self.advance(now_ns);
         for index in self.indices(extents) {
             self.update(index, |granule| granule.resident &= granule.protected);
@@ -319,7 +315,7 @@ impl FastTier for Simulated {
     }
 
     fn flush(&mut self, extents: &[Extent]) -> Result<(), FastTierError> {
-        self.check(extents)
+        self.caps.check(extents)
     }
 
     fn load(&self) -> Load {

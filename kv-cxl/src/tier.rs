@@ -161,8 +161,7 @@ impl DaxTier {
     fn accept_read(&mut self, op: ReadOp) -> Result<(), Rejected> {
         let chunk = self.chunks.get(&op.digest).copied();
         if let Some(Chunk { held, .. }) = &chunk {
-            let range = piece_range(held.payload_bytes, &op.blocks);
-            if HEADER_BYTES as u64 + (range.end - range.start) > op.slot.len() as u64 {
+            if op.bytes_in_slot(held.payload_bytes) > op.slot.len() as u64 {
                 return Err(Rejected { op: Op::Read(op), reason: RejectReason::TooLarge });
             }
             if op.purpose == Purpose::Use {
@@ -179,13 +178,7 @@ impl DaxTier {
             Some(chunk) => self.copy_out(&chunk, &blocks, &mut slot).map_err(TierError::from),
             None => Err(TierError::NotFound { digest }),
         };
-        match &result {
-            Ok(done) => {
-                self.counters.reads += 1;
-                self.counters.read_bytes += done.payload_bytes as u64;
-            }
-            Err(error) => self.counters.count_error(error.kind()),
-        }
+        self.counters.count_read(&result);
         Completion::Read { id, digest, slot, result }
     }
 
@@ -230,13 +223,7 @@ impl DaxTier {
             let capacity_bytes = self.layout.medium_bytes;
             Err(TierError::NoSpace { wanted_bytes, capacity_bytes })
         };
-        match &result {
-            Ok(()) => {
-                self.counters.writes += 1;
-                self.counters.write_bytes += payload_bytes;
-            }
-            Err(error) => self.counters.count_error(error.kind()),
-        }
+        self.counters.count_write(payload_bytes, &result);
         Completion::Write { id, digest, result }
     }
 

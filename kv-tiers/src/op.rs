@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use kv_chunk::Digest;
+use kv_chunk::{Digest, HEADER_BYTES};
 
-use crate::{Record, Slot, TierError};
+use crate::{Record, Slot, TierError, piece_range};
 
 /// Names an op among those in flight on one tier; the caller chooses it and gets it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,6 +54,14 @@ pub struct ReadOp {
     pub slot: Slot,
     /// What for.
     pub purpose: Purpose,
+}
+
+impl ReadOp {
+    /// Bytes that it puts into the slot: header and payload, of a chunk whose payload is so long.
+    pub fn bytes_in_slot(&self, payload_bytes: u64) -> u64 {
+        let range = piece_range(payload_bytes, &self.blocks);
+        HEADER_BYTES as u64 + (range.end - range.start)
+    }
 }
 
 /// What a read is for.

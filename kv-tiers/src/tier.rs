@@ -266,6 +266,28 @@ pub struct TierStats {
 }
 
 impl TierStats {
+    /// Counts a read that ended.
+    pub fn count_read(&mut self, result: &Result<crate::ReadDone, crate::TierError>) {
+        match result {
+            Ok(done) => {
+                self.reads += 1;
+                self.read_bytes += done.payload_bytes as u64;
+            }
+            Err(error) => self.count_error(error.kind()),
+        }
+    }
+
+    /// Counts the write of a chunk, which ended.
+    pub fn count_write(&mut self, payload_bytes: u64, result: &Result<(), crate::TierError>) {
+        match result {
+            Ok(()) => {
+                self.writes += 1;
+                self.write_bytes += payload_bytes;
+            }
+            Err(error) => self.count_error(error.kind()),
+        }
+    }
+
     /// Counts one failure.
     pub fn count_error(&mut self, kind: crate::ErrorKind) {
         self.count_errors(kind, 1);

@@ -241,13 +241,7 @@ impl NvmeTier {
         completions: &mut Vec<Completion>,
     ) {
         self.ops -= 1;
-        match &result {
-            Ok(done) => {
-                self.stats.reads += 1;
-                self.stats.read_bytes += done.payload_bytes as u64;
-            }
-            Err(error) => self.stats.count_error(error.kind()),
-        }
+        self.stats.count_read(&result);
         completions.push(Completion::Read { id, digest, slot, result });
     }
 

@@ -191,7 +191,7 @@ impl SharedTier {
                     && record_bytes(payload_bytes) <= self.config.capacity_bytes
             }
             Op::Read(read) => self.index.get(read.digest).is_none_or(|entry| {
-                ops::bytes_in_slot(&read.blocks, entry.held.payload_bytes) <= read.slot.len() as u64
+                read.bytes_in_slot(entry.held.payload_bytes) <= read.slot.len() as u64
             }),
         };
         if !fits {

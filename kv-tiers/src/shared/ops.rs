@@ -1,8 +1,8 @@
 //! Reads and writes from submit to completion.
 
-use std::{collections::VecDeque, ops::Range, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
-use kv_chunk::{Digest, HEADER_BYTES, WriteId};
+use kv_chunk::{Digest, WriteId};
 
 use super::{
     SharedTier,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Completion, EvictionGuard, OpId, Purpose, ReadDone, ReadOp, Slot, TierError, WriteOp,
-    piece_range, record_bytes,
+    record_bytes,
 };
 
 #[derive(Debug)]
@@ -62,12 +62,6 @@ pub(super) enum Running {
     Scan(Fan),
     RemoveTemporary,
     Survey,
-}
-
-/// Bytes that a read of `blocks` puts into its slot.
-pub(super) fn bytes_in_slot(blocks: &Range<u32>, payload_bytes: u64) -> u64 {
-    let range = piece_range(payload_bytes, blocks);
-    HEADER_BYTES as u64 + (range.end - range.start)
 }
 
 impl SharedTier {
@@ -247,13 +241,7 @@ impl SharedTier {
                 self.readers.remove(&digest);
             }
         }
-        match &result {
-            Ok(done) => {
-                self.stats.reads += 1;
-                self.stats.read_bytes += done.payload_bytes as u64;
-            }
-            Err(error) => self.stats.count_error(error.kind()),
-        }
+        self.stats.count_read(&result);
         completions.push(Completion::Read { id, digest, slot, result });
     }
 
@@ -385,13 +373,7 @@ impl SharedTier {
         completions: &mut Vec<Completion>,
     ) {
         self.ops -= 1;
-        match &result {
-            Ok(()) => {
-                self.stats.writes += 1;
-                self.stats.write_bytes += op.record.header().payload_bytes();
-            }
-            Err(error) => self.stats.count_error(error.kind()),
-        }
+        self.stats.count_write(op.record.header().payload_bytes(), &result);
         completions.push(Completion::Write { id: op.id, digest: op.record.digest(), result });
     }
 }

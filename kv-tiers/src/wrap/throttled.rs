@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use kv_chunk::{Digest, HEADER_BYTES};
+use kv_chunk::Digest;
 
 use super::{
     Due, earlier,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Capabilities, Completion, EvictionGuard, Held, ListCursor, Located, Op, OpId, ReadOp,
-    RejectReason, Rejected, Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
+    RejectReason, Rejected, Tier, TierError, TierStats, WriteOp, record_bytes,
 };
 
 /// Slows any tier down to a [`ThrottleConfig`], in virtual or in real time.
@@ -105,10 +105,8 @@ impl Throttled {
     fn accept_read(&mut self, op: ReadOp, now_ns: u64) -> Result<(), Rejected> {
         let ReadOp { id, digest, .. } = op;
         // A chunk that is not held moves no bytes.
-        let bytes = self.inner.contains(digest).map_or(0, |held| {
-            let range = piece_range(held.payload_bytes, &op.blocks);
-            HEADER_BYTES as u64 + (range.end - range.start)
-        });
+        let held = self.inner.contains(digest);
+        let bytes = held.map_or(0, |held| op.bytes_in_slot(held.payload_bytes));
         self.inner.submit(Op::Read(op), now_ns)?;
         self.reads.insert(id, PacedRead::default());
         let delay_ns = self.delays.draw_ns();
