@@ -6,7 +6,7 @@ use kv_chunk::ChunkKey;
 use kv_connector::{
     Arenas, ByteSize, Config, Engine, Outcome, StepReport, Stored, TierConfig, TierMask, Want,
 };
-use kv_tiers::{MemoryConfig, MemoryTier, Tier};
+use kv_tiers::{FaultHandle, FaultPlan, Faulty, MemoryConfig, MemoryTier, Tier};
 
 pub(crate) use crate::testing::key;
 
@@ -42,6 +42,19 @@ pub(crate) fn config(tiers: &[(&str, ByteSize)], cache: ByteSize) -> Config {
 pub(crate) fn memory_tier(config: &Config, index: usize) -> Box<dyn Tier> {
     let tier = &config.tiers[index];
     Box::new(MemoryTier::new(MemoryConfig::new(&tier.name, tier.capacity.unwrap().0)))
+}
+
+/// An engine over memory tiers that fail as they are told to.
+pub(crate) fn faulty_engine(config: Config) -> (Engine, Vec<FaultHandle>) {
+    let arenas = arenas(&config);
+    let mut handles = Vec::new();
+    let tiers = (0..config.tiers.len()).map(|index| {
+        let tier = Faulty::new(memory_tier(&config, index), FaultPlan::NONE);
+        handles.push(tier.handle());
+        Box::new(tier) as Box<dyn Tier>
+    });
+    let tiers = tiers.collect();
+    (Engine::with_tiers(config, arenas, tiers).unwrap(), handles)
 }
 
 pub(crate) fn arenas(config: &Config) -> Arenas {

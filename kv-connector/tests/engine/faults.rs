@@ -12,26 +12,13 @@ use std::{
 use kv_chunk::{ChunkKey, WriteId};
 use kv_connector::{ByteSize, Config, Engine, MissReason, Outcome, Source, TierMask, Want};
 use kv_tiers::{
-    Arena, Completion, EvictionGuard, FaultHandle, FaultKind, FaultPlan, Faulty, Op, OpId, Record,
-    ThrottleConfig, Throttled, Tier, Unguarded, When, WriteOp,
+    Arena, Completion, EvictionGuard, FaultKind, FaultPlan, Op, OpId, Record, ThrottleConfig,
+    Throttled, Tier, Unguarded, When, WriteOp,
 };
 
 use crate::common::*;
 
 const NEVER: FaultKind = FaultKind::Stalls { ns: u64::MAX };
-
-/// Two tiers, the first one faulty once it is filled; one or both.
-fn faulty_engine(config: Config) -> (Engine, Vec<FaultHandle>) {
-    let arenas = arenas(&config);
-    let mut handles = Vec::new();
-    let tiers = (0..config.tiers.len()).map(|index| {
-        let tier = Faulty::new(memory_tier(&config, index), FaultPlan::NONE);
-        handles.push(tier.handle());
-        Box::new(tier) as Box<dyn Tier>
-    });
-    let tiers = tiers.collect();
-    (Engine::with_tiers(config, arenas, tiers).unwrap(), handles)
-}
 
 fn two_tiers() -> Config {
     config(&[("bad", ByteSize::gib(1)), ("good", ByteSize::gib(1))], ByteSize(0))

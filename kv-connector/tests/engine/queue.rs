@@ -8,7 +8,7 @@ use std::{
 
 use kv_chunk::ChunkKey;
 use kv_connector::{ByteSize, Config, Engine, Load, LoadQueue, LockTable, QueueSection, Wanted};
-use kv_tiers::{FaultHandle, FaultKind, FaultPlan, Faulty, Tier, When};
+use kv_tiers::{FaultHandle, FaultKind, FaultPlan, When};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::common::*;
@@ -34,15 +34,7 @@ fn filled(config: Config, keys: &[ChunkKey]) -> Arc<Engine> {
 
 /// The same over tiers that can fail.
 fn faulty(config: Config, keys: &[ChunkKey]) -> (Arc<Engine>, Vec<FaultHandle>) {
-    let arenas = arenas(&config);
-    let mut handles = Vec::new();
-    let tiers = (0..config.tiers.len()).map(|index| {
-        let tier = Faulty::new(memory_tier(&config, index), FaultPlan::NONE);
-        handles.push(tier.handle());
-        Box::new(tier) as Box<dyn Tier>
-    });
-    let tiers = tiers.collect();
-    let engine = Engine::with_tiers(config, arenas, tiers).unwrap();
+    let (engine, handles) = faulty_engine(config);
     fill(&engine, keys);
     (Arc::new(engine), handles)
 }
