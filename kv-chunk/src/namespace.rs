@@ -10,6 +10,8 @@ use crate::{KeyError, wire::Reader, wire::put};
 /// a size is at least 1. `extra` takes what this version has no field for, so that an unknown property still
 /// separates chunks. [`validate`](Self::validate) says which field breaks that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Namespace {
     /// Model identity, such as a hub name or a hash of its configuration; not the display name it is served under.
     pub model: String,
@@ -38,6 +40,7 @@ pub struct Namespace {
     /// Its major version; 0 is one.
     pub engine_major: u32,
     /// Anything else that decides the bytes. Names may not be blank, values may.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub extra: BTreeMap<String, String>,
 }
 

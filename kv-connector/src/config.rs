@@ -5,18 +5,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kv_chunk::Namespace;
 use serde::Deserialize;
 
 use crate::{ByteSize, EngineError, Observer};
 
 mod check;
-mod namespace;
 mod queue;
 mod shared;
 mod space;
 mod window;
 
-pub use self::{namespace::NamespaceSection, queue::QueueSection, shared::SharedSection};
+pub use self::{queue::QueueSection, shared::SharedSection};
 pub(crate) use window::windows;
 
 /// A whole configuration. Tiers are named fastest first; the engine then learns their order from their live rates.
@@ -33,9 +33,10 @@ pub struct Config {
     /// `[queue]`; only looked at by a [`LoadQueue`](crate::LoadQueue).
     #[serde(default)]
     pub queue: QueueSection,
-    /// `[namespace]`; only looked at by adapters of serving engines.
+    /// `[namespace]`, each field mandatory but `extra`; only looked at by adapters of serving engines: callers of an
+    /// engine itself bring whole keys.
     #[serde(default)]
-    pub namespace: Option<NamespaceSection>,
+    pub namespace: Option<Namespace>,
     /// Told of what is published, evicted and lost; not in files.
     #[serde(skip)]
     pub observer: Option<Observer>,

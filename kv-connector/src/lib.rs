@@ -63,7 +63,7 @@ mod want;
 pub use crate::{
     arenas::Arenas,
     clock::{jump_clock, now_ns},
-    config::{Config, EngineConfig, NamespaceSection, QueueSection, SharedSection},
+    config::{Config, EngineConfig, QueueSection, SharedSection},
     config::{TailPolicy, ThrottleSection, TierConfig, TierKind},
     engine::Engine,
     error::EngineError,

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use kv_chunk::ChunkKey;
+use kv_chunk::{ChunkKey, Namespace};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
@@ -25,10 +25,7 @@ use super::{
     keys::{PyKey, json_text, json_value},
     load::{PyLoad, seconds},
 };
-use crate::{
-    Config, Engine, EngineError, LoadQueue, LockTable, NamespaceSection, StoreRefusal, Stored,
-    Wanted,
-};
+use crate::{Config, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted};
 
 /// An engine that reads all storage tiers of a node at once.
 #[pyclass(frozen, name = "Engine", module = "kvbraid")]
@@ -37,7 +34,7 @@ pub(crate) struct PyEngine {
     queue: LoadQueue,
     locks: LockTable,
     gone: Arc<Gone>,
-    namespace: Option<NamespaceSection>,
+    namespace: Option<Namespace>,
     close_deadline: Duration,
     persistent: bool,
     owner_pid: u32,

@@ -13,7 +13,6 @@ use super::{
     errors::{ConfigError, from_key},
     guard,
 };
-use crate::NamespaceSection;
 
 /// Which chunk.
 #[pyclass(frozen, name = "Key", module = "kvbraid")]
@@ -52,9 +51,9 @@ impl PyKeySpace {
     fn new(py: Python<'_>, namespace: &Bound<'_, PyDict>) -> PyResult<Self> {
         let text = json_text(py, namespace)?;
         guard(|| {
-            let section: NamespaceSection = serde_json::from_str(&text)
+            let namespace: Namespace = serde_json::from_str(&text)
                 .map_err(|error| ConfigError::new_err(format!("namespace: {error}")))?;
-            let space = KeySpace::new(&Namespace::from(section));
+            let space = KeySpace::new(&namespace);
             Ok(Self(space.map_err(|error| ConfigError::new_err(error.to_string()))?))
         })
     }
