@@ -18,7 +18,7 @@ const NAMES: [&str; 2] = ["fast", "slow"];
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 /// For fio's buffers: 2 MiB each.
 const HUGE_PAGES_MORE: u64 = 64;
-/// Steps' bytes that lie on a device: two stores, what is written beside, fio's file, and some.
+/// Steps' bytes that lie on a device: two stores, what is written beside, and some.
 const STEPS_ON_A_DEVICE: f64 = 6.0;
 const BYTES_PER_S: f64 = 400e6;
 
