@@ -9,6 +9,7 @@
 mod bench;
 mod demo;
 mod e2e;
+mod engines;
 mod fuzz;
 mod loom;
 mod metadata;

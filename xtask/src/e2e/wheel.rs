@@ -6,9 +6,10 @@ use anyhow::{Result, bail, ensure};
 
 use super::{Report, home};
 use crate::{
+    engines::install,
     run,
     tally::Tally,
-    wheel::{build, environment, quiet, tools},
+    wheel::{build, environment, tools},
 };
 
 pub(super) fn run(report: &mut Report) -> Result<()> {
@@ -28,13 +29,6 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     environment(&home, &[])?;
     install(&home, &wheel)?;
     python_tests(report, &home, "check_wheel.py", &[])
-}
-
-/// Installs the wheel just built, whatever was there before.
-pub(super) fn install(environment: &Path, wheel: &Path) -> Result<()> {
-    let mut pip = Command::new(environment.join("bin/pip"));
-    pip.args(["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]).arg(wheel);
-    quiet(&mut pip)
 }
 
 /// Runs one script of `kv-connector/python/tests` and counts what it reports.
