@@ -2,6 +2,7 @@
 
 mod criterion;
 mod devices;
+mod lmcache;
 mod machine;
 mod retrieval;
 
@@ -15,7 +16,8 @@ use crate::{metadata, run};
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub(crate) struct Bench {
-    /// Only benches of this name or crate; `demo` is the whole engine on a real trace.
+    /// Only benches of this name or crate; `demo` is the whole engine on a real trace, `lmcache` a real LMCache over ours
+    /// and over its own back ends.
     name: Option<String>,
     /// For `retrieval`: over modelled devices, in virtual time.
     #[arg(long, requires = "name")]
@@ -39,6 +41,10 @@ impl Bench {
         if self.devices {
             ensure!(self.name.as_deref() == Some("retrieval"), "--devices: only of retrieval");
             return devices::bench(&self.options);
+        }
+        if self.name.as_deref() == Some("lmcache") {
+            ensure!(!self.model, "--model: only of retrieval");
+            return lmcache::bench(&self.options);
         }
         let wants = |names: [&str; 2]| {
             self.name.as_ref().is_none_or(|wanted| names.contains(&wanted.as_str()))

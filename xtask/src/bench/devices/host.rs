@@ -13,7 +13,7 @@ const TOOLS: [&str; 4] = ["losetup", "mkfs.ext4", "mount", "umount"];
 
 /// What the machine does not offer: root, cgroups or loop devices. Anything else that fails is a failure.
 #[derive(Debug)]
-pub(super) struct Missing(pub(super) String);
+pub(in crate::bench) struct Missing(pub(in crate::bench) String);
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -25,14 +25,14 @@ impl std::error::Error for Missing {}
 
 /// A machine on which devices can be made and throttled.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(in crate::bench) struct Host {
     /// Where the cgroup is to be made.
-    pub(super) cgroup: PathBuf,
+    pub(in crate::bench) cgroup: PathBuf,
 }
 
 impl Host {
     /// Looks around; the error says what is missing.
-    pub(super) fn look() -> Result<Self, Missing> {
+    pub(in crate::bench) fn look() -> Result<Self, Missing> {
         let missing = |why: String| Err(Missing(why));
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         if !is_root(&read("/proc/self/status")) {
@@ -79,7 +79,7 @@ fn throttling_mount(mounts: &str, controllers: impl Fn(&Path) -> String) -> Opti
 }
 
 /// A program in the search path or where administrators' programs are.
-pub(super) fn find(program: &str) -> Option<PathBuf> {
+pub(in crate::bench) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from);
     env::split_paths(&path)
@@ -89,7 +89,7 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// fio, installed if need be and possible.
-pub(super) fn fio() -> Option<PathBuf> {
+pub(in crate::bench) fn fio() -> Option<PathBuf> {
     if find("fio").is_none()
         && let Some(apt) = find("apt-get")
     {

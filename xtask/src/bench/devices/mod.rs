@@ -3,9 +3,9 @@
 //! Here is what takes root: files, loop devices, file systems, a cgroup that throttles. The steps are read, checked and
 //! timed by `kvbraid bench retrieval`.
 
-mod host;
-mod setup;
-mod signals;
+pub(super) mod host;
+pub(super) mod setup;
+pub(super) mod signals;
 mod table;
 mod verdict;
 
@@ -28,31 +28,41 @@ use self::{
 use super::{directory, write};
 use crate::run;
 
-const LIMITS_MBPS: [u32; 2] = [300, 100];
+pub(super) const LIMITS_MBPS: [u32; 2] = [300, 100];
 const SCENARIOS: [&str; 6] =
     ["two_tiers", "colocated", "changing_limit", "writes_queued", "four_ranks", "one_device"];
 /// How often the measuring process and the signals are looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Options of `--devices`.
+/// Steps' bytes that lie on a device: two stores, what is written beside, and some.
+const STEPS_ON_A_DEVICE: f64 = 6.0;
+const BYTES_PER_S: f64 = 400e6;
+
+/// Options of benches on devices.
 #[derive(clap::Args)]
 pub(super) struct Options {
     /// With --devices: only this scenario (two_tiers, colocated, changing_limit, writes_queued, four_ranks, one_device);
-    /// give it once for each.
-    #[arg(long = "scenario", value_name = "NAME", requires = "devices", value_parser = SCENARIOS)]
-    scenarios: Vec<String>,
-    /// With --devices: short steps and few repetitions, to see that all works.
-    #[arg(long, requires = "devices")]
-    quick: bool,
+    /// of lmcache: throttled or unthrottled; give it once for each.
+    #[arg(long = "scenario", value_name = "NAME", requires = "name")]
+    pub(super) scenarios: Vec<String>,
+    /// On devices: short steps and few repetitions, to see that all works.
+    #[arg(long, requires = "name")]
+    pub(super) quick: bool,
     /// With --devices: reads in flight on each device.
     #[arg(long, value_name = "N", requires = "devices", value_parser = clap::value_parser!(u32).range(1..=1024))]
     window: Option<u32>,
-    /// With --devices: repetitions of every policy.
-    #[arg(long, value_name = "N", requires = "devices", value_parser = clap::value_parser!(u32).range(1..))]
-    reps: Option<u32>,
-    /// With --devices: how long a step takes at the limits, about.
-    #[arg(long, value_name = "S", requires = "devices", value_parser = seconds)]
+    /// On devices: repetitions of everything that is compared.
+    #[arg(long, value_name = "N", requires = "name", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) reps: Option<u32>,
+    /// On devices: how long a step takes at the limits, about.
+    #[arg(long, value_name = "S", requires = "name", value_parser = seconds)]
     seconds: Option<f64>,
+    /// Of lmcache: only this back end; give it once for each.
+    #[arg(long = "backend", value_name = "NAME", requires = "name")]
+    pub(super) backends: Vec<String>,
+    /// Of lmcache: where else the results go.
+    #[arg(long, value_name = "FILE", requires = "name")]
+    pub(super) json: Option<PathBuf>,
 }
 
 /// Devices are made for steps of that length.
@@ -66,17 +76,20 @@ impl Options {
         self.reps.unwrap_or(if self.quick { 2 } else { 5 })
     }
 
-    fn seconds(&self) -> f64 {
+    pub(super) fn seconds(&self) -> f64 {
         self.seconds.unwrap_or(if self.quick { 1.5 } else { 5.0 })
     }
 
-    fn wants(&self, scenario: &str) -> bool {
+    pub(super) fn wants(&self, scenario: &str) -> bool {
         self.scenarios.is_empty() || self.scenarios.iter().any(|wanted| wanted == scenario)
     }
 }
 
 /// Measures, writes `retrieval-devices.json`, prints the table; where the machine cannot, says why and does nothing.
 pub(super) fn bench(options: &Options) -> Result<()> {
+    for name in &options.scenarios {
+        ensure!(SCENARIOS.contains(&name.as_str()), "--scenario {name}: there are {SCENARIOS:?}");
+    }
     let home = directory().join("devices");
     let host = match Host::look() {
         Ok(host) => host,
@@ -86,7 +99,7 @@ pub(super) fn bench(options: &Options) -> Result<()> {
     let fio = if options.wants("one_device") { host::fio() } else { None };
     // Before any thread or child exists: they inherit which signals are blocked.
     let signals = Signals::listen()?;
-    let setup = match Setup::new(&home, &host, options.seconds()) {
+    let setup = match Setup::new(&home, &host, [device_bytes(options.seconds()); 2]) {
         Ok(setup) => setup,
         Err(error) if error.is::<Missing>() => return skip(&format!("{error:#}")),
         Err(error) => return Err(error),
@@ -107,6 +120,12 @@ pub(super) fn bench(options: &Options) -> Result<()> {
     }
     ensure!(status.success(), "kvbraid bench retrieval ended with {status}");
     Ok(())
+}
+
+fn device_bytes(seconds: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, reason = "not negative, and far below 2^53")]
+    let bytes = (seconds * BYTES_PER_S * STEPS_ON_A_DEVICE).max(0.0) as u64;
+    bytes + (1 << 30)
 }
 
 fn show(value: &Value) -> Result<()> {

@@ -18,22 +18,19 @@ const NAMES: [&str; 2] = ["fast", "slow"];
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 /// For fio's buffers: 2 MiB each.
 const HUGE_PAGES_MORE: u64 = 64;
-/// Steps' bytes that lie on a device: two stores, what is written beside, and some.
-const STEPS_ON_A_DEVICE: f64 = 6.0;
-const BYTES_PER_S: f64 = 400e6;
 
 /// A mounted loop device.
 #[derive(Debug)]
-pub(super) struct Device {
-    pub(super) name: &'static str,
-    pub(super) mount: PathBuf,
+pub(in crate::bench) struct Device {
+    pub(in crate::bench) name: &'static str,
+    pub(in crate::bench) mount: PathBuf,
     /// As cgroups name it.
-    pub(super) number: String,
+    pub(in crate::bench) number: String,
 }
 
 /// What was set up. Dropping it takes everything down; what a killed run left is taken down at the next begin.
 #[derive(Debug)]
-pub(super) struct Setup {
+pub(in crate::bench) struct Setup {
     devices: Vec<Device>,
     places: Places,
     _lock: File,
@@ -47,12 +44,12 @@ struct Places {
 }
 
 impl Setup {
-    /// Sets up for steps of `seconds`.
+    /// Makes devices of these sizes, the fast one first.
     ///
     /// # Errors
     /// [`Missing`] for what the machine does not offer, else what went wrong; everything that was made until then is
     /// taken down.
-    pub(super) fn new(home: &Path, host: &Host, seconds: f64) -> Result<Self> {
+    pub(in crate::bench) fn new(home: &Path, host: &Host, sizes: [u64; 2]) -> Result<Self> {
         fs::create_dir_all(home).with_context(|| format!("create {}", home.display()))?;
         let home = home.canonicalize()?;
         // One for the machine: the cgroup and the huge pages are the machine's, and two runs would measure each other.
@@ -63,11 +60,9 @@ impl Setup {
         places.take_down();
         let mut setup = Self { devices: Vec::new(), places, _lock: lock };
         // From here on dropping it takes down what there is.
-        #[expect(clippy::cast_possible_truncation, reason = "not negative, and far below 2^53")]
-        let bytes = (seconds * BYTES_PER_S * STEPS_ON_A_DEVICE).max(0.0) as u64 + (1 << 30);
-        setup.check_space(bytes)?;
+        setup.check_space(sizes.iter().sum())?;
         setup.make_cgroup()?;
-        for name in NAMES {
+        for (name, bytes) in NAMES.into_iter().zip(sizes) {
             let device = setup.places.make_device(name, bytes)?;
             setup.devices.push(device);
         }
@@ -75,19 +70,18 @@ impl Setup {
         Ok(setup)
     }
 
-    pub(super) fn devices(&self) -> &[Device] {
+    pub(in crate::bench) fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    pub(super) fn cgroup(&self) -> &Path {
+    pub(in crate::bench) fn cgroup(&self) -> &Path {
         &self.places.cgroup
     }
 
-    fn check_space(&self, device_bytes: u64) -> Result<()> {
+    fn check_space(&self, need: u64) -> Result<()> {
         let home = self.places.home.display().to_string();
         let free = output("df", &["--output=avail", "-B1", &home])?;
         let free: u64 = free.lines().nth(1).and_then(|line| line.trim().parse().ok()).unwrap_or(0);
-        let need = 2 * device_bytes;
         ensure!(free >= need, "{home} has {free} bytes free, {need} are needed; see --seconds");
         Ok(())
     }

@@ -18,7 +18,7 @@ use nix::{
 };
 
 /// Counts SIGINT and SIGTERM, which no longer end this process.
-pub(super) struct Signals {
+pub(in crate::bench) struct Signals {
     /// Raised by the listener, read by who waits; nothing else is published with it.
     count: Arc<AtomicU32>,
 }
@@ -28,7 +28,7 @@ impl Signals {
     ///
     /// # Errors
     /// If the system refuses.
-    pub(super) fn listen() -> Result<Self> {
+    pub(in crate::bench) fn listen() -> Result<Self> {
         let mut set = SigSet::empty();
         set.add(Signal::SIGINT);
         set.add(Signal::SIGTERM);
@@ -44,17 +44,17 @@ impl Signals {
         Ok(Self { count })
     }
 
-    pub(super) fn arrived(&self) -> bool {
+    pub(in crate::bench) fn arrived(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    pub(super) fn arrived_again(&self) -> bool {
+    pub(in crate::bench) fn arrived_again(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 1
     }
 }
 
 /// Asks a process to end.
-pub(super) fn terminate(process: u32) {
+pub(in crate::bench) fn terminate(process: u32) {
     if let Ok(process) = i32::try_from(process) {
         // It may have ended already.
         let _ = kill(Pid::from_raw(process), Signal::SIGTERM);

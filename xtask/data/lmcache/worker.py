@@ -1,0 +1,124 @@
+"""One back end in one process: does what it is told on standard input, a line of JSON each, and answers likewise."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import alone
+
+
+def cpu_s() -> float:
+    """CPU time of this process and its children so far, all threads, user and system."""
+    each = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(it.ru_utime + it.ru_stime for it in each)
+
+
+def drop_pages(paths: list[str]) -> None:
+    """What the page cache holds of these files is not read from a device."""
+    for root in paths:
+        place = Path(root)
+        for file in place.rglob("*") if place.is_dir() else [place]:
+            if file.is_file():
+                with file.open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def manager(order: dict[str, Any]) -> Any:
+    from managers import InProcess, MultiProcess, Shape
+
+    shape = Shape(order["chunk_bytes"], order["chunks"], order["requests"])
+    if "local_disk" in order:
+        return InProcess(shape, order["local_disk"], order["threads"], order["async"])
+    return MultiProcess(shape, order["adapters"])
+
+
+class Worker:
+    """Knows one manager, once it is opened."""
+
+    def __init__(self) -> None:
+        self._manager: Any = None
+        self._order: dict[str, Any] = {}
+        self._duplicate_bytes = 0
+
+    def do(self, order: dict[str, Any]) -> dict[str, Any]:
+        return getattr(self, "on_" + order["do"])(order)
+
+    def on_open(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._order, self._manager = order, manager(order)
+        begun = time.monotonic()
+        self._manager.store()
+        os.sync()
+        self._duplicate_bytes = self._manager.settle()
+        return {"store_s": time.monotonic() - begun}
+
+    def on_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
+        drop_pages(self._order["paths"])
+        return {}
+
+    def on_read(self, order: dict[str, Any]) -> dict[str, Any]:
+        """All chunks, `passes` times: only reading is timed, and charged to the processor."""
+        seconds = cpu = 0.0
+        hits = wrong = 0
+        for _ in range(order["passes"]):
+            cpu_before, begun = cpu_s(), time.monotonic()
+            hits += self._manager.read()
+            seconds += time.monotonic() - begun
+            cpu += cpu_s() - cpu_before
+            wrong += self._manager.check()
+        before, self._duplicate_bytes = self._duplicate_bytes, self._manager.settle()
+        return {
+            "seconds": seconds,
+            "bytes": hits * self._order["chunk_bytes"],
+            "hits": hits,
+            "wanted": self._order["chunks"] * order["passes"],
+            "bytes_wrong": wrong,
+            "duplicate_bytes": self._duplicate_bytes - before,
+            "cpu_s": cpu,
+        }
+
+    def on_write(self, order: dict[str, Any]) -> dict[str, Any]:
+        alone.write(order["path"], order["bytes"], order["block_bytes"])
+        return {}
+
+    def on_alone(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"arrivals": alone.read(order["path"], order["bytes"], order["block_bytes"])}
+
+    def on_overhead(self, order: dict[str, Any]) -> dict[str, Any]:
+        import overhead
+
+        return overhead.measure(self._manager, order["keys"], order["reps"])
+
+    def on_close(self, order: dict[str, Any]) -> dict[str, Any]:
+        if self._manager is not None:
+            self._manager.close()
+        return {}
+
+
+def main() -> None:
+    # Whatever LMCache prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer = worker.do(order)
+        except BaseException as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        if order["do"] == "close":
+            break
+    # Threads of a back end must not keep it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

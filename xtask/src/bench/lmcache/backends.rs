@@ -1,0 +1,107 @@
+//! What is compared: ours, and LMCache's own back ends, each as well set up as its options allow.
+
+use std::{fs::File, path::Path};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+pub(super) const NAMES: [&str; 6] =
+    ["kvbraid", "fs_native", "raw_block", "two_stock", "local_disk_sync", "local_disk_async"];
+pub(super) const CHUNK_BYTES: u64 = 4 << 20;
+pub(super) const REQUESTS: u64 = 16;
+/// Threads that read for a stock back end: more brought nothing on the throttled device nor on the bare disk.
+const THREADS: u64 = 8;
+/// Of a raw block store, at its begin.
+const RAW_BLOCK_INDEX: u64 = 256 << 20;
+const HEADER: u64 = 4096;
+
+/// Where the file systems of the two devices are.
+pub(super) struct Mounts<'a> {
+    pub(super) fast: &'a Path,
+    pub(super) slow: &'a Path,
+}
+
+/// Whether it has both devices to read from: only then it can be faster than the fast one.
+pub(super) fn is_ours(name: &str) -> bool {
+    name == "kvbraid"
+}
+
+/// How a worker opens a back end, for so many chunks.
+pub(super) fn order(name: &str, mounts: &Mounts<'_>, chunks: u64) -> Result<Value> {
+    let paths: Vec<String> =
+        [mounts.fast, mounts.slow].iter().map(|it| it.display().to_string()).collect();
+    let mut order = json!({
+        "do": "open", "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "requests": REQUESTS,
+        "paths": paths,
+    });
+    // Files of one name and content: what one back end stored the other finds, or writes again.
+    let files = |mount: &Path| {
+        json!({"type": "fs_native", "base_path": mount.join("fs_native"), "num_workers": THREADS,
+            "use_odirect": true})
+    };
+    match name {
+        "kvbraid" => order["adapters"] = json!([ours(mounts, chunks)]),
+        "fs_native" => order["adapters"] = json!([files(mounts.fast)]),
+        "two_stock" => order["adapters"] = json!([files(mounts.fast), files(mounts.slow)]),
+        "raw_block" => order["adapters"] = json!([raw_block(mounts.fast, chunks)?]),
+        _ => {
+            order["local_disk"] = json!(format!("{}/", mounts.fast.join("local_disk").display()));
+            order["threads"] = json!(THREADS);
+            order["async"] = json!(name == "local_disk_async");
+        }
+    }
+    Ok(order)
+}
+
+fn ours(mounts: &Mounts<'_>, chunks: u64) -> Value {
+    // Below its high watermark a tier drops nothing.
+    let capacity = (chunks * 4 / 3 + 128) * (CHUNK_BYTES + 2 * HEADER);
+    let tier = |name: &str, mount: &Path| {
+        json!({"name": name, "kind": "nvme", "path": mount.join("kvbraid"),
+            "capacity": format!("{capacity} B"), "segment": "256 MiB"})
+    };
+    let config = json!({
+        "engine": {"chunk_bytes_max": format!("{CHUNK_BYTES} B"), "host_cache": "0 B",
+            "staging": "256 MiB", "write_max_age_ms": 20},
+        "queue": {"memory": "256 MiB"},
+        "tier": [tier("fast", mounts.fast), tier("slow", mounts.slow)],
+        "namespace": {"model": "bench/model", "weights": "none", "dtype": "bfloat16", "layout": "2LTD",
+            "chunk_tokens": 256, "serde": "raw", "hash_algorithm": "blake3", "hash_seed": "none",
+            "tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "engine": "vllm",
+            "engine_major": 0},
+    });
+    json!({"type": "plugin", "module_path": "kvbraid.lmcache", "class_name": "L2Adapter",
+        "adapter_params": {"config": config}})
+}
+
+/// It takes a device or a file of its size.
+fn raw_block(mount: &Path, chunks: u64) -> Result<Value> {
+    let path = mount.join("raw_block.img");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    let bytes = (chunks + 16) * (CHUNK_BYTES + HEADER) + 2 * RAW_BLOCK_INDEX;
+    file.set_len(bytes).with_context(|| format!("size {}", path.display()))?;
+    Ok(json!({"type": "raw_block", "device_path": path, "slot_bytes": CHUNK_BYTES + HEADER,
+        "meta_total_bytes": RAW_BLOCK_INDEX, "io_engine": "io_uring", "use_odirect": true,
+        "num_load_workers": THREADS, "load_checkpoint_on_init": false}))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+
+    use super::*;
+
+    #[test]
+    fn stock_back_ends_read_the_fast_device_without_the_page_cache() {
+        let (fast, slow) = (env::temp_dir(), env::temp_dir().join("slow"));
+        let mounts = Mounts { fast: &fast, slow: &slow };
+        let order = |name| order(name, &mounts, 10).unwrap();
+        let files = order("fs_native")["adapters"][0].clone();
+        assert_eq!(files["use_odirect"], true);
+        assert_eq!(files["base_path"], fast.join("fs_native").display().to_string());
+        assert_eq!(order("two_stock")["adapters"][0], files);
+        assert_eq!(order("kvbraid")["adapters"][0]["type"], "plugin");
+        assert_eq!(order("local_disk_async")["async"], true);
+        assert_eq!(order("local_disk_sync")["async"], false);
+    }
+}

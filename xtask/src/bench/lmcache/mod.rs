@@ -1,0 +1,218 @@
+//! `cargo xtask bench lmcache`: ours and LMCache's own back ends through a real LMCache, side by side in one run.
+//!
+//! Two devices of known speed are made and throttled; every back end gets a process of its own with LMCache's own
+//! storage manager in it (`data/lmcache/`), and they take turns. Every byte that comes back is compared with what its
+//! key says, and the devices' counters say whether it came from a device.
+
+mod alone;
+mod backends;
+mod rows;
+mod study;
+mod table;
+mod throttle;
+mod worker;
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use self::{
+    backends::CHUNK_BYTES,
+    study::{Found, Study, step_chunks},
+    throttle::Throttle,
+    worker::Place,
+};
+use super::{
+    devices::{
+        LIMITS_MBPS, Options,
+        host::{Host, Missing},
+        setup::Setup,
+        signals::Signals,
+    },
+    directory, write,
+};
+use crate::{
+    engines::{self, Absent},
+    run,
+    wheel::quiet,
+};
+
+/// What LMCache's raw block store needs, and does not bring.
+const RAW_BLOCK: &str = "lmcache_rust_raw_block_io==0.5.7rc2";
+pub(super) const SCENARIOS: [&str; 2] = ["throttled", "unthrottled"];
+/// The bare disk is a second scenario, not the judged one.
+const BARE_REPS_MAX: u32 = 3;
+
+/// Measures, writes `lmcache.json`, prints tables and aims; where the machine cannot, says why and does nothing.
+pub(super) fn bench(options: &Options) -> Result<()> {
+    for name in &options.backends {
+        ensure!(
+            backends::NAMES.contains(&name.as_str()),
+            "--backend {name}: there are {:?}",
+            backends::NAMES
+        );
+    }
+    for name in &options.scenarios {
+        ensure!(SCENARIOS.contains(&name.as_str()), "--scenario {name}: there are {SCENARIOS:?}");
+    }
+    let host = match Host::look() {
+        Ok(host) => host,
+        Err(Missing(why)) => return skip(options, &why),
+    };
+    let venv = match engines::with_wheel()? {
+        Ok(venv) => venv,
+        Err(Absent(why)) => return skip(options, &why),
+    };
+    let home = directory().join("lmcache");
+    let packages = home.join("packages");
+    let mut failed = Vec::new();
+    let mut wanted = options.backends();
+    if wanted.contains(&"raw_block")
+        && let Err(error) = fetch(&venv, &packages)
+    {
+        wanted.retain(|it| *it != "raw_block");
+        failed.push(json!({"backend": "raw_block", "why": format!("{RAW_BLOCK}: {error:#}")}));
+    }
+    // Before any thread or child exists: they inherit which signals are blocked.
+    let signals = Signals::listen()?;
+    let seconds = options.seconds();
+    let setup = match Setup::new(&home, &host, device_bytes(seconds)) {
+        Ok(setup) => setup,
+        Err(error) if error.is::<Missing>() => return skip(options, &format!("{error:#}")),
+        Err(error) => return Err(error),
+    };
+    let logs = run::root().join("target/xtask");
+    fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
+    let study = Study {
+        place: Place {
+            python: venv.join("bin/python"),
+            script: run::root().join("xtask/data/lmcache/worker.py"),
+            packages: &packages,
+            logs: &logs,
+            cgroup: setup.cgroup(),
+            signals: &signals,
+        },
+        throttle: Throttle::new(setup.cgroup()),
+        devices: setup.devices(),
+        limits_mbps: LIMITS_MBPS,
+        backends: wanted,
+        seconds,
+    };
+    let measured = measure(&study, options, failed)?;
+    ensure!(!signals.arrived(), "stopped by a signal");
+    show(options, &measured)
+}
+
+/// Everything that was measured, and what could not be.
+struct Measured {
+    throttled: Found,
+    bare: Found,
+    overhead: Option<Value>,
+    failed: Vec<Value>,
+}
+
+fn measure(study: &Study<'_>, options: &Options, mut failed: Vec<Value>) -> Result<Measured> {
+    let reps = options.reps.unwrap_or(if options.quick { 2 } else { 7 });
+    let (mut throttled, mut bare) = (Found::default(), Found::default());
+    study.limit(true)?;
+    let mut runners = study.open(&mut failed)?;
+    if options.wants(SCENARIOS[0]) {
+        throttled = study.throttled(&mut runners, reps)?;
+    }
+    study.limit(false)?;
+    if options.wants(SCENARIOS[1]) {
+        bare = study.bare(&mut runners, reps.min(BARE_REPS_MAX))?;
+    }
+    let overhead = study.overhead(&mut runners).unwrap_or_else(|error| {
+        failed.push(
+            json!({"backend": "kvbraid", "scenario": "overhead", "why": format!("{error:#}")}),
+        );
+        None
+    });
+    for (found, scenario) in [(&mut throttled, SCENARIOS[0]), (&mut bare, SCENARIOS[1])] {
+        for mut it in found.failed.drain(..) {
+            it["scenario"] = json!(scenario);
+            failed.push(it);
+        }
+    }
+    Ok(Measured { throttled, bare, overhead, failed })
+}
+
+fn show(options: &Options, measured: &Measured) -> Result<()> {
+    let Measured { throttled, bare, overhead, failed } = measured;
+    let rows = |found: &Found| found.rows.iter().map(rows::Row::to_json).collect::<Vec<_>>();
+    let verdicts = table::verdicts(&throttled.rows, &throttled.device_mbps);
+    let aims: Vec<Value> =
+        verdicts.iter().map(|(met, what)| json!({"met": met, "what": what})).collect();
+    let document = json!({
+        "results": rows(throttled),
+        "device_mbps": throttled.device_mbps,
+        "unthrottled": rows(bare),
+        "overhead": overhead,
+        "failed": failed,
+        "aims": aims,
+        "parameters": {
+            "chunk_bytes": CHUNK_BYTES, "requests": backends::REQUESTS, "seconds": options.seconds(),
+            "limits_mbps": LIMITS_MBPS,
+        },
+    });
+    save(options, document)?;
+    let [fast, slow] = LIMITS_MBPS;
+    let title = format!("devices limited to {fast} and {slow} MB/s");
+    print!("{}", table::draw(&title, &throttled.rows));
+    print!("{}", table::draw("the bare disk under both devices", &bare.rows));
+    let rates: Vec<_> = throttled.device_mbps.iter().map(|it| format!("{it:.1} MB/s")).collect();
+    println!("\nalone, the devices gave {}", rates.join(" and "));
+    print!("{}", overhead.as_ref().map(table::overhead).unwrap_or_default());
+    for it in failed {
+        let text = |key: &str| it[key].as_str().unwrap_or_default();
+        println!("FAILED {} {}: {}", text("backend"), text("scenario"), text("why"));
+    }
+    for (met, what) in verdicts {
+        println!("{:<6} {what}", if met { "met" } else { "MISSED" });
+    }
+    println!("\nEvery repetition is in {}", directory().join("lmcache.json").display());
+    Ok(())
+}
+
+fn save(options: &Options, document: Value) -> Result<()> {
+    write("lmcache", document)?;
+    if let Some(path) = &options.json {
+        let from = directory().join("lmcache.json");
+        fs::copy(&from, path).with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn skip(options: &Options, why: &str) -> Result<()> {
+    println!("SKIP bench lmcache: {why}");
+    // What an earlier run measured must not be read as this one's.
+    save(options, json!({"results": [], "device_mbps": [], "skipped": why, "parameters": {}}))
+}
+
+/// What the environment of the engines lacks, beside it.
+fn fetch(venv: &Path, packages: &Path) -> Result<()> {
+    if packages.join("lmcache_rust_raw_block_io").exists() {
+        return Ok(());
+    }
+    let mut pip = Command::new(venv.join("bin/pip"));
+    pip.args(["install", "--quiet", "--no-deps", "--target"]).arg(packages).arg(RAW_BLOCK);
+    quiet(&mut pip)
+}
+
+/// Ours on both; on the fast one files, a raw block store, in-process files and what is read alone, and some room.
+fn device_bytes(seconds: f64) -> [u64; 2] {
+    let bytes = |mbps: u32| step_chunks(mbps, seconds) * CHUNK_BYTES;
+    let [fast, slow] = LIMITS_MBPS;
+    let ours = bytes(fast + slow) * 3 / 2;
+    [ours + 5 * bytes(fast) + (2 << 30), ours + bytes(fast) + 2 * bytes(slow) + (1 << 30)]
+}
+
+impl Options {
+    fn backends(&self) -> Vec<&'static str> {
+        let all = backends::NAMES.into_iter();
+        all.filter(|name| self.backends.is_empty() || self.backends.iter().any(|it| it == name))
+            .collect()
+    }
+}
