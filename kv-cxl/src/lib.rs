@@ -31,15 +31,18 @@
 
 mod blind;
 mod caps;
+mod copy;
 mod device_dax;
 mod error;
 mod extent;
 mod fast_tier;
 mod granules;
+mod look;
 #[expect(unsafe_code, reason = "maps device memory")]
 mod map;
 mod media;
 mod page_cache;
+mod places;
 mod recover;
 mod register;
 mod simulated;
@@ -56,8 +59,10 @@ pub use crate::{
     extent::{Extent, coalesce, total_bytes},
     fast_tier::{ArenaView, FastTier, Load, Residency, StageEvent, StageId},
     granules::GranuleCounts,
+    look::LookMedium,
     media::{MEDIA_VERSION, Medium},
     page_cache::{FileMedium, PageCacheConfig, PageCacheFlash, Pinning},
+    places::Places,
     register::{DmaPiece, RegisterError, Registration},
     simulated::{Simulated, SimulatedConfig},
     tier::{DaxTier, DaxTierConfig, Format, Place},

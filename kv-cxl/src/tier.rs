@@ -1,16 +1,17 @@
 //! Memory as a storage tier: chunks on a [`Medium`], found again after a restart or a crash.
 
-use std::{collections::VecDeque, ops::Range, os::fd::BorrowedFd};
+use std::{collections::VecDeque, os::fd::BorrowedFd};
 
 use hashlink::LinkedHashMap;
 use kv_chunk::{Digest, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 use kv_tiers::{
-    Capabilities, Completion, EvictionGuard, Held, Op, Purpose, ReadDone, ReadOp, RejectReason,
-    Rejected, Tier, TierError, TierStats, WriteOp, piece_range, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, Op, Purpose, ReadOp, RejectReason, Rejected,
+    Tier, TierError, TierStats, WriteOp, record_bytes,
 };
 
 use crate::{
-    Extent, FastTierError, Medium,
+    Extent, Medium, Places,
+    copy::{PendingRead, Writing},
     media::{self, Entry, Layout},
     recover::{self, Recovered},
     space::Space,
@@ -32,12 +33,13 @@ pub struct DaxTierConfig {
     pub place_align_bytes: u64,
     /// When the medium is made an empty store.
     pub format: Format,
-    /// A poll moves about so much and comes back for more.
-    pub poll_bytes_max: u64,
+    /// A poll moves no more than this, also of one op, and comes back for the rest; at least 4096. What the medium takes for
+    /// so many bytes is how long a poll keeps its caller.
+    pub poll_bytes_max: usize,
 }
 
 impl DaxTierConfig {
-    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 32 MiB a poll, made if the medium is blank.
+    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 4 MiB a poll, made if the medium is blank.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -46,7 +48,7 @@ impl DaxTierConfig {
             entries: None,
             place_align_bytes: 4096,
             format: Format::IfBlank,
-            poll_bytes_max: 32 << 20,
+            poll_bytes_max: 4 << 20,
         }
     }
 }
@@ -75,7 +77,7 @@ pub struct Place {
 ///
 /// A write copies the record in, flushes it, then writes and flushes its entry in the table: the order that makes a crash
 /// leave each chunk whole or absent. A removal clears and flushes the entry before the bytes may be used again. Reads and
-/// writes are copies made in [`poll`](Tier::poll), about [`poll_bytes_max`](DaxTierConfig::poll_bytes_max) at a time.
+/// writes are copies made in [`poll`](Tier::poll), [`poll_bytes_max`](DaxTierConfig::poll_bytes_max) at a time.
 #[derive(Debug)]
 pub struct DaxTier {
     config: DaxTierConfig,
@@ -86,8 +88,13 @@ pub struct DaxTier {
     chunks: LinkedHashMap<Digest, Chunk>,
     free_entries: Vec<u32>,
     next_generation: u64,
+    /// Told of every chunk that comes or goes.
+    places: Places,
+    /// Of the first a part may be copied.
     reads: VecDeque<PendingRead>,
     writes: VecDeque<WriteOp>,
+    /// The write whose bytes are being copied in.
+    writing: Option<Writing>,
     /// Entries that could not be cleared, and so keep their places.
     stuck: u64,
     hold_writes: bool,
@@ -100,13 +107,6 @@ pub(crate) struct Chunk {
     pub(crate) held: Held,
     pub(crate) place: Place,
     pub(crate) entry: u32,
-}
-
-#[derive(Debug)]
-struct PendingRead {
-    op: ReadOp,
-    /// The chunk as it was when the read was accepted.
-    chunk: Option<Chunk>,
 }
 
 impl DaxTier {
@@ -131,16 +131,25 @@ impl DaxTier {
             recover::chunks(&mut *medium, layout, space)?;
         let mut counters = TierStats::default();
         counters.recovered_chunks = chunks.len() as u64;
+        let places = Places::default();
+        chunks.iter().for_each(|(digest, chunk)| places.put(*digest, chunk.place));
+        let config = DaxTierConfig {
+            queue_ops_max: config.queue_ops_max.max(1),
+            poll_bytes_max: config.poll_bytes_max.max(4096),
+            ..config
+        };
         Ok(Self {
-            config: DaxTierConfig { queue_ops_max: config.queue_ops_max.max(1), ..config },
+            config,
             medium,
             layout,
             space,
             chunks,
             free_entries,
             next_generation,
+            places,
             reads: VecDeque::new(),
             writes: VecDeque::new(),
+            writing: None,
             stuck,
             hold_writes: false,
             closed: false,
@@ -151,6 +160,11 @@ impl DaxTier {
     /// Where a readable chunk is: what a claim on it stages and protects.
     pub fn place(&self, digest: Digest) -> Option<Place> {
         self.chunks.get(&digest).map(|chunk| chunk.place)
+    }
+
+    /// Where every readable chunk is, to be asked from any thread.
+    pub fn places(&self) -> Places {
+        self.places.clone()
     }
 
     fn payload_bytes_max(&self) -> u64 {
@@ -168,93 +182,126 @@ impl DaxTier {
                 self.chunks.to_back(&op.digest);
             }
         }
-        self.reads.push_back(PendingRead { op, chunk });
+        self.reads.push_back(PendingRead::new(op, chunk));
         Ok(())
     }
 
-    fn read(&mut self, pending: PendingRead) -> Completion {
-        let PendingRead { op: ReadOp { id, digest, blocks, mut slot, .. }, chunk } = pending;
-        let result = match chunk {
-            Some(chunk) => self.copy_out(&chunk, &blocks, &mut slot).map_err(TierError::from),
-            None => Err(TierError::NotFound { digest }),
-        };
-        self.counters.count_read(&result);
-        Completion::Read { id, digest, slot, result }
-    }
-
-    fn copy_out(
-        &mut self,
-        chunk: &Chunk,
-        blocks: &Range<u32>,
-        slot: &mut [u8],
-    ) -> Result<ReadDone, FastTierError> {
-        let range = piece_range(chunk.held.payload_bytes, blocks);
-        let payload_bytes = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let header_end = chunk.place.extent.offset + HEADER_BYTES as u64;
-        let (head, rest) = slot.split_at_mut(HEADER_BYTES);
-        self.counters.device_requests += 1;
-        if range.start == 0 {
-            // What stands together comes in one copy.
-            let whole = &mut slot[..HEADER_BYTES + payload_bytes];
-            self.medium.read(chunk.place.extent.offset, whole)?;
-        } else {
-            self.medium.read(chunk.place.extent.offset, head)?;
-            self.medium.read(header_end + range.start, &mut rest[..payload_bytes])?;
-            self.counters.device_requests += 1;
+    /// Copies reads out, in order, up to `left` bytes; gives what is left of that.
+    fn run_reads(&mut self, mut left: usize, completions: &mut Vec<Completion>) -> usize {
+        while left > 0
+            && let Some(pending) = self.reads.front_mut()
+        {
+            let copied = pending.copy(&*self.medium, left);
+            self.counters.device_requests += u64::from(matches!(copied, Ok(1..)));
+            let result = match copied {
+                Ok(bytes) => {
+                    left -= bytes;
+                    let Some(done) = pending.done() else { continue };
+                    done
+                }
+                Err(error) => Err(error.into()),
+            };
+            let Some(PendingRead { op: ReadOp { id, digest, slot, .. }, .. }) =
+                self.reads.pop_front()
+            else {
+                break;
+            };
+            self.counters.count_read(&result);
+            completions.push(Completion::Read { id, digest, slot, result });
         }
-        Ok(ReadDone { first_block: blocks.start, payload_bytes })
+        left
     }
 
-    fn write(
+    /// Copies writes in, one after the other, up to `left` bytes. Only a write overwrites what is free, and none begins
+    /// while a read is queued: a chunk that was removed or evicted after a read of it was accepted is still there for it.
+    fn run_writes(
         &mut self,
-        op: WriteOp,
+        mut left: usize,
         guard: &dyn EvictionGuard,
         completions: &mut Vec<Completion>,
-    ) -> Completion {
-        let WriteOp { id, record } = op;
-        let (digest, payload_bytes) = (record.digest(), record.header().payload_bytes());
-        let wanted_bytes = record_bytes(payload_bytes);
+    ) {
+        while left > 0 && self.reads.is_empty() && !self.hold_writes {
+            if self.writing.is_none() && !self.begin_write(guard, completions) {
+                break;
+            }
+            let Some(mut writing) = self.writing.take() else { continue };
+            let result = match writing.copy(&mut *self.medium, left) {
+                Ok(bytes) => {
+                    left -= bytes;
+                    if !writing.is_whole() {
+                        self.writing = Some(writing);
+                        continue;
+                    }
+                    self.publish(&writing)
+                }
+                Err(error) => {
+                    self.give_back(&writing);
+                    Err(error.into())
+                }
+            };
+            self.write_ended(&writing.op, result, completions);
+        }
+    }
+
+    /// Takes the next write and a place for it, or ends it; false if there is none.
+    fn begin_write(
+        &mut self,
+        guard: &dyn EvictionGuard,
+        completions: &mut Vec<Completion>,
+    ) -> bool {
+        let Some(op) = self.writes.pop_front() else { return false };
+        let digest = op.record.digest();
+        let wanted_bytes = record_bytes(op.record.header().payload_bytes());
         let result = if self.chunks.contains_key(&digest) {
             Err(TierError::AlreadyHeld { digest })
         } else if let Some((entry, extent)) = self.make_room(wanted_bytes, guard, completions) {
-            let held = Held { payload_bytes, write_id: record.header().write_id() };
-            self.publish(digest, held, entry, extent, record.stored_bytes())
+            self.writing = Some(Writing { op, entry, extent, copied: 0 });
+            return true;
         } else {
             let capacity_bytes = self.layout.medium_bytes;
             Err(TierError::NoSpace { wanted_bytes, capacity_bytes })
         };
-        self.counters.count_write(payload_bytes, &result);
-        Completion::Write { id, digest, result }
+        self.write_ended(&op, result, completions);
+        true
     }
 
-    /// The bytes, then what names them.
-    fn publish(
+    fn write_ended(
         &mut self,
-        digest: Digest,
-        held: Held,
-        entry: u32,
-        extent: Extent,
-        stored: &[u8],
-    ) -> Result<(), TierError> {
+        op: &WriteOp,
+        result: Result<(), TierError>,
+        completions: &mut Vec<Completion>,
+    ) {
+        self.counters.count_write(op.record.header().payload_bytes(), &result);
+        completions.push(Completion::Write { id: op.id, digest: op.record.digest(), result });
+    }
+
+    fn give_back(&mut self, writing: &Writing) {
+        self.space.give(writing.extent);
+        self.free_entries.push(writing.entry);
+    }
+
+    /// The bytes are there: they are flushed, then what names them is written.
+    fn publish(&mut self, writing: &Writing) -> Result<(), TierError> {
+        let Writing { op, entry, extent, .. } = writing;
+        let (digest, header) = (op.record.digest(), op.record.header());
+        let held = Held { payload_bytes: header.payload_bytes(), write_id: header.write_id() };
         let generation = self.next_generation;
         self.next_generation += 1;
         self.counters.device_requests += 2;
-        let record = Extent { offset: extent.offset, bytes: stored.len() as u64 };
-        let medium = &mut *self.medium;
-        if let Err(error) = medium.write(extent.offset, stored).and_then(|()| medium.flush(record))
-        {
-            self.space.give(extent);
-            self.free_entries.push(entry);
+        let bytes = op.record.stored_bytes().len() as u64;
+        if let Err(error) = self.medium.flush(Extent { offset: extent.offset, bytes }) {
+            self.give_back(writing);
             return Err(error.into());
         }
         let line = Entry { generation, digest, held, offset: extent.offset };
-        let chunk = Chunk { held, place: Place { extent, generation }, entry };
-        if let Err(error) = media::write_entry(medium, entry, &line) {
+        let chunk = Chunk { held, place: Place { extent: *extent, generation }, entry: *entry };
+        if let Err(error) = media::write_entry(&mut *self.medium, *entry, &line) {
             // It may stand there or not: it must not, before anything of it is used again.
             self.forget(chunk);
             return Err(error.into());
         }
         self.chunks.insert(digest, chunk);
+        self.places.put(digest, chunk.place);
         Ok(())
     }
 
@@ -276,6 +323,7 @@ impl DaxTier {
             proposals_left -= 1;
             if guard.try_evict(digest) {
                 self.chunks.remove(&digest);
+                self.places.remove(digest);
                 self.counters.evictions += 1;
                 completions.push(Completion::Evicted { digest });
                 self.forget(chunk);
@@ -340,26 +388,10 @@ impl Tier for DaxTier {
         guard: &dyn EvictionGuard,
         completions: &mut Vec<Completion>,
     ) -> Option<u64> {
-        let mut moved_bytes = 0;
-        while moved_bytes < self.config.poll_bytes_max
-            && let Some(pending) = self.reads.pop_front()
-        {
-            moved_bytes += pending.op.slot.len() as u64;
-            let completion = self.read(pending);
-            completions.push(completion);
-        }
-        // Only a write overwrites what is free, and none starts while a read is queued: a chunk that was removed or evicted
-        // after a read of it was accepted is still there for it.
-        while moved_bytes < self.config.poll_bytes_max
-            && self.reads.is_empty()
-            && !self.hold_writes
-            && let Some(op) = self.writes.pop_front()
-        {
-            moved_bytes += op.record.stored_bytes().len() as u64;
-            let completion = self.write(op, guard, completions);
-            completions.push(completion);
-        }
-        let is_left = !self.reads.is_empty() || (!self.hold_writes && !self.writes.is_empty());
+        let left = self.run_reads(self.config.poll_bytes_max, completions);
+        self.run_writes(left, guard, completions);
+        let writes = self.writes.len() + usize::from(self.writing.is_some());
+        let is_left = !self.reads.is_empty() || (!self.hold_writes && writes > 0);
         is_left.then_some(now_ns)
     }
 
@@ -373,6 +405,7 @@ impl Tier for DaxTier {
 
     fn remove(&mut self, digest: Digest, _now_ns: u64) -> bool {
         let Some(chunk) = self.chunks.remove(&digest) else { return false };
+        self.places.remove(digest);
         self.forget(chunk);
         true
     }
@@ -384,7 +417,7 @@ impl Tier for DaxTier {
     }
 
     fn in_flight(&self) -> usize {
-        self.reads.len() + self.writes.len()
+        self.reads.len() + self.writes.len() + usize::from(self.writing.is_some())
     }
 
     fn stats(&self) -> TierStats {
