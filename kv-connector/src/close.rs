@@ -33,6 +33,9 @@ pub(crate) fn close(engine: &Engine, deadline: Duration) -> CloseReport {
         return CloseReport { drained: true, ..CloseReport::default() };
     }
     let end = Instant::now() + deadline;
+    let limit_ns = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
+    let claims_by_ns = now_ns().saturating_add(limit_ns);
+    shared.desks.iter().flatten().for_each(|desk| desk.close(claims_by_ns));
     let flushed = shared.flush(deadline);
     let left = end.saturating_duration_since(Instant::now());
     let by_ns = now_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));

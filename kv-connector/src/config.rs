@@ -11,12 +11,17 @@ use serde::Deserialize;
 use crate::{ByteSize, EngineError, Observer};
 
 mod check;
+mod flash;
 mod queue;
 mod shared;
 mod space;
 mod window;
 
-pub use self::{queue::QueueSection, shared::SharedSection};
+pub use self::{
+    flash::{FlashPolicy, FlashReservation, FlashSection},
+    queue::QueueSection,
+    shared::SharedSection,
+};
 pub(crate) use window::windows;
 
 /// A whole configuration. Tiers are named fastest first; the engine then learns their order from their live rates.
@@ -136,7 +141,7 @@ pub struct TierConfig {
     pub name: String,
     /// What it is.
     pub kind: TierKind,
-    /// Its directory, for kinds with files; one tier, one directory.
+    /// Its directory, for kinds with files; of kind flash a file or a device. One tier, one path.
     #[serde(default)]
     pub path: Option<PathBuf>,
     /// Most bytes it may use, all of its files counted. Mandatory.
@@ -174,6 +179,9 @@ pub struct TierConfig {
     /// Settings of a shared tier.
     #[serde(default)]
     pub shared: Option<SharedSection>,
+    /// Settings of a tier of kind flash.
+    #[serde(default)]
+    pub flash: Option<FlashSection>,
 }
 
 /// Kinds of tiers that a configuration can name.
@@ -187,6 +195,20 @@ pub enum TierKind {
     Shared,
     /// Host memory.
     Memory,
+    /// Memory on flash: a file whose page cache is the fast part of it, or a Device-DAX device.
+    Flash,
+}
+
+impl TierKind {
+    /// As a configuration says it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Nvme => "nvme",
+            Self::Shared => "shared",
+            Self::Memory => "memory",
+            Self::Flash => "flash",
+        }
+    }
 }
 
 /// `[tier.throttle]`.
@@ -274,7 +296,13 @@ impl TierConfig {
             alone_bytes_per_s: None,
             throttle: None,
             shared: None,
+            flash: None,
         }
+    }
+
+    /// Memory on flash: `path` is a file on local flash, made if absent, or a Device-DAX device.
+    pub fn flash(name: &str, path: impl Into<PathBuf>, capacity: ByteSize) -> Self {
+        Self { kind: TierKind::Flash, path: Some(path.into()), ..Self::memory(name, capacity) }
     }
 
     /// A tier of files in `path`, a directory that many nodes mount.

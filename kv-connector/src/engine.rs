@@ -22,6 +22,7 @@ use crate::{
     clock::{now_ns, ns_from_ms},
     config::windows,
     directory::Directory,
+    flash::Desk,
     inspect::{PurgeRefusal, PurgeReport, PurgeRequest},
     load::{Arrived, load},
     open::open_tiers,
@@ -33,7 +34,11 @@ use crate::{
     totals::Totals,
 };
 
+mod claims;
 mod delete;
+
+pub use self::claims::Claimed;
+pub use crate::flash::{ClaimStatus, FlashParts, TierParts};
 
 /// Reads and writes chunks on all tiers of a node. Shared by reference between any number of threads.
 ///
@@ -51,8 +56,8 @@ impl Engine {
     pub fn open(config: Config) -> Result<Self, EngineError> {
         config.check()?;
         let arenas = Arenas::new(&config)?;
-        let tiers = open_tiers(&config, &arenas)?;
-        Self::start(config, arenas, tiers)
+        let parts = open_tiers(&config, &arenas)?;
+        Self::start(config, arenas, parts)
     }
 
     /// The memory that `config` asks for; for tiers made by the caller.
@@ -69,21 +74,31 @@ impl Engine {
         arenas: Arenas,
         tiers: Vec<Box<dyn Tier>>,
     ) -> Result<Self, EngineError> {
-        config.check()?;
-        if tiers.len() != config.tiers.len() {
-            let problem = format!("{} sections for {} tiers", config.tiers.len(), tiers.len());
-            return Err(EngineError::config("tier", problem, "describe each tier once, in order"));
-        }
-        Self::start(config, arenas, tiers)
+        Self::with_parts(config, arenas, tiers.into_iter().map(TierParts::from).collect())
     }
 
-    fn start(
+    /// As [`with_tiers`](Self::with_tiers), where some tiers come with the memory that claims on them are staged in.
+    pub fn with_parts(
         config: Config,
         arenas: Arenas,
-        tiers: Vec<Box<dyn Tier>>,
+        parts: Vec<TierParts>,
     ) -> Result<Self, EngineError> {
+        config.check()?;
+        if parts.len() != config.tiers.len() {
+            let problem = format!("{} sections for {} tiers", config.tiers.len(), parts.len());
+            return Err(EngineError::config("tier", problem, "describe each tier once, in order"));
+        }
+        Self::start(config, arenas, parts)
+    }
+
+    fn start(config: Config, arenas: Arenas, parts: Vec<TierParts>) -> Result<Self, EngineError> {
+        let (tiers, flash): (Vec<_>, Vec<_>) =
+            parts.into_iter().map(|parts| (parts.tier, parts.flash)).unzip();
+        let sections = config.tiers.iter();
+        let desks = flash.iter().zip(sections).map(|(it, section)| it.as_ref()?.desk(section));
+        let desks: Vec<_> = desks.collect();
         let span = tracing::info_span!("open", tiers = tiers.len()).entered();
-        let shared = Arc::new(share(config, arenas, &tiers)?);
+        let shared = Arc::new(share(config, arenas, &tiers, desks)?);
         let ids = (0..).map(TierId);
         let samples: Vec<Sample> =
             ids.clone().zip(&tiers).map(|(id, tier)| register(&shared, id, &**tier)).collect();
@@ -92,6 +107,12 @@ impl Engine {
         for ((id, tier), sample) in ids.zip(tiers).zip(samples) {
             let thread = tier_thread::spawn(&engine.shared, id, tier, sample)?;
             lock_plain(&engine.threads).push(thread);
+        }
+        for (id, (flash, desk)) in (0..).zip(flash.into_iter().zip(&engine.shared.desks)) {
+            if let (Some(flash), Some(desk)) = (flash, desk) {
+                let thread = flash.spawn(desk, &engine.shared.directory, id)?;
+                lock_plain(&engine.threads).push(thread);
+            }
         }
         if let Some(path) = &engine.shared.config.socket {
             engine.socket = Some(StatsSocket::open(&engine.shared, path)?);
@@ -251,7 +272,12 @@ impl Engine {
     }
 }
 
-fn share(config: Config, arenas: Arenas, tiers: &[Box<dyn Tier>]) -> Result<Shared, EngineError> {
+fn share(
+    config: Config,
+    arenas: Arenas,
+    tiers: &[Box<dyn Tier>],
+    desks: Vec<Option<Arc<Desk>>>,
+) -> Result<Shared, EngineError> {
     let opened = tiers.iter().map(|tier| tier.capabilities().shared);
     let sections = config.tiers.iter().zip(windows(&config)).zip(opened);
     let tiers: Result<Vec<_>, _> = (0..)
@@ -270,6 +296,7 @@ fn share(config: Config, arenas: Arenas, tiers: &[Box<dyn Tier>]) -> Result<Shar
         directory: Arc::new(Directory::new()),
         writeback,
         tiers: tiers?,
+        desks,
         observer: config.observer,
         totals: Mutex::new(Totals::default()),
         purging: Mutex::new(()),

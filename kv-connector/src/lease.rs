@@ -3,9 +3,10 @@
 use std::{process, sync::Arc};
 
 use kv_chunk::{ChunkKey, Digest};
+use kv_staging::ClaimId;
 use kv_tiers::Record;
 
-use crate::directory::Directory;
+use crate::{directory::Directory, flash::Desk};
 
 mod table;
 
@@ -23,6 +24,8 @@ pub struct Lease {
     hits: Vec<bool>,
     /// Chunks that only memory held at look-up: kept alive here.
     records: Vec<Arc<Record>>,
+    /// Given up with this lease.
+    claims: Vec<(Arc<Desk>, ClaimId)>,
     owner_pid: u32,
 }
 
@@ -33,6 +36,7 @@ impl Lease {
             digests: Vec::with_capacity(chunks),
             hits: Vec::with_capacity(chunks),
             records: Vec::new(),
+            claims: Vec::new(),
             owner_pid: process::id(),
         }
     }
@@ -42,6 +46,11 @@ impl Lease {
         self.digests.push(digest);
         self.hits.push(hit);
         self.records.extend(record);
+    }
+
+    /// Has claims cancelled with this lease.
+    pub(crate) fn keep_claims(&mut self, claims: Vec<(Arc<Desk>, ClaimId)>) {
+        self.claims = claims;
     }
 
     /// The record of a chunk that only memory held when it was looked up.
@@ -83,6 +92,7 @@ impl Drop for Lease {
         if process::id() != self.owner_pid {
             return;
         }
+        self.claims.iter().for_each(|(desk, claim)| desk.cancel_claim(*claim));
         for (digest, _) in self.digests.iter().zip(&self.hits).filter(|(_, hit)| **hit) {
             self.directory.release(*digest);
         }

@@ -13,13 +13,12 @@
 //! let engine = Engine::open(config)?;
 //! # let names = Namespace { model: "m".into(), weights: "r1".into(), dtype: "bf16".into(), layout: "NHD".into(),
 //! #     chunk_tokens: 256, serde: "raw".into(), hash_algorithm: "sha256".into(), hash_seed: "none".into(),
-//! #     tensor_parallel: 1, pipeline_parallel: 1, context_parallel: 1, engine: "doc".into(), engine_major: 1,
-//! #     extra: Default::default() };
+//! #     tensor_parallel: 1, pipeline_parallel: 1, context_parallel: 1, engine: "doc".into(),
+//! #     engine_major: 1, extra: Default::default() };
 //! let keys = [KeySpace::new(&names)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
 //! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass
 //! engine.flush(std::time::Duration::from_secs(5));
-//! let lease = engine.lookup(&keys);                // what is there stays there until this is dropped
-//! let mut dest = [0; 15];
+//! let (lease, mut dest) = (engine.lookup(&keys), [0; 15]); // what is there stays until the lease is dropped
 //! let report = engine.load(&lease, &mut [Want::new(&keys[0], &mut dest)]);
 //! assert_eq!((report.hits(), &dest), (1, b"keys and values"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -34,6 +33,7 @@ mod directory;
 mod engine;
 mod error;
 mod event;
+mod flash;
 pub mod inspect;
 mod lease;
 mod load;
@@ -63,9 +63,9 @@ mod want;
 pub use crate::{
     arenas::Arenas,
     clock::{jump_clock, now_ns},
-    config::{Config, EngineConfig, QueueSection, SharedSection},
-    config::{TailPolicy, ThrottleSection, TierConfig, TierKind},
-    engine::Engine,
+    config::{Config, EngineConfig, QueueSection, SharedSection, TierConfig, TierKind},
+    config::{FlashPolicy, FlashReservation, FlashSection, TailPolicy, ThrottleSection},
+    engine::{ClaimStatus, Claimed, Engine, FlashParts, TierParts},
     error::EngineError,
     event::{Event, Observer},
     lease::{Lease, LockTable},

@@ -105,6 +105,8 @@ impl<'a> Load<'a, '_> {
     fn run(&mut self, lease: &Lease, started: Instant) {
         let deadline = started + Duration::from_millis(self.shared.config.step_deadline_ms);
         self.group();
+        // Until all of it is copied out.
+        let _retrieving = self.shared.retrieving(self.wants.iter().map(|want| want.key.digest()));
         let in_memory = self.find_in_memory(lease);
         let running = self.start_reads(&in_memory);
         for (group, source, record) in in_memory {

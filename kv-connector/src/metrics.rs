@@ -6,6 +6,8 @@ use serde::Serialize;
 
 use crate::{EngineStats, WindowState};
 
+mod claims;
+
 /// Text under construction; writing to a `String` cannot fail.
 struct Text(String);
 
@@ -39,6 +41,7 @@ impl EngineStats {
         self.render_stores(&mut text);
         self.render_memory(&mut text);
         self.render_tiers(&mut text);
+        claims::render(self, &mut text);
         text.0
     }
 

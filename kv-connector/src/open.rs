@@ -12,13 +12,11 @@ use crate::{
     arenas::Arenas,
     clock::{now_ns, ns_from_ms},
     config::windows,
+    flash::{self, TierParts},
     tier_thread::CHORE_READS_MAX,
 };
 
-pub(crate) fn open_tiers(
-    config: &Config,
-    arenas: &Arenas,
-) -> Result<Vec<Box<dyn Tier>>, EngineError> {
+pub(crate) fn open_tiers(config: &Config, arenas: &Arenas) -> Result<Vec<TierParts>, EngineError> {
     let arenas = [Arc::clone(&arenas.reads), Arc::clone(&arenas.staging)];
     let tiers = config.tiers.iter().zip(windows(config));
     tiers.map(|(tier, window)| open_tier(tier, window.max, &config.engine, &arenas)).collect()
@@ -29,10 +27,11 @@ fn open_tier(
     window_max: u32,
     engine: &EngineConfig,
     arenas: &[Arc<Arena>],
-) -> Result<Box<dyn Tier>, EngineError> {
+) -> Result<TierParts, EngineError> {
     let capacity_bytes = tier.capacity.unwrap_or_default().0;
     // Reads, writes, the read that probes a tier after failures, and those in the background.
     let ops = window_max.saturating_add(tier.write_window).saturating_add(1 + CHORE_READS_MAX);
+    let mut staged = None;
     let opened: Box<dyn Tier> = match tier.kind {
         TierKind::Memory => {
             let mut config = MemoryConfig::new(&tier.name, capacity_bytes);
@@ -52,11 +51,17 @@ fn open_tier(
             config.queue_ops_max = ops;
             Box::new(NvmeTier::open(config, arenas, now_ns()).map_err(|it| failed(tier, it))?)
         }
+        TierKind::Flash => {
+            let parts = flash::open(tier, engine, ops).map_err(|it| failed(tier, it))?;
+            staged = parts.flash;
+            parts.tier
+        }
     };
-    Ok(match tier.throttle {
+    let tier: Box<dyn Tier> = match tier.throttle {
         Some(throttle) => Box::new(Throttled::new(opened, throttle_config(throttle))),
         None => opened,
-    })
+    };
+    Ok(TierParts { tier, flash: staged })
 }
 
 /// A tier that no engine runs.
@@ -91,10 +96,15 @@ fn open_for_tool(
         let (findings, newer_chunks) = (opened.findings().to_vec(), opened.detail().newer_chunks);
         return Ok(Opened { tier: Box::new(opened), findings, torn_slots: 0, newer_chunks });
     }
+    if tier.kind == TierKind::Flash && look_only {
+        let tier = flash::open_to_look(tier).map_err(|it| failed(tier, it))?;
+        return Ok(Opened { tier, findings: Vec::new(), torn_slots: 0, newer_chunks: 0 });
+    }
     if tier.kind != TierKind::Nvme {
         let mut tier = tier.clone();
         tier.throttle = None;
-        let tier = open_tier(&tier, tier.window.unwrap_or(8), &EngineConfig::default(), &arenas)?;
+        let opened = open_tier(&tier, tier.window.unwrap_or(8), &EngineConfig::default(), &arenas)?;
+        let tier = opened.tier;
         return Ok(Opened { tier, findings: Vec::new(), torn_slots: 0, newer_chunks: 0 });
     }
     let mut config = nvme_config(tier, capacity_bytes)?;

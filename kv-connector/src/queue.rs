@@ -78,7 +78,10 @@ impl LoadQueue {
 
     /// Queues a load and returns. In a forked child, and once closed, everything is a miss at once.
     pub fn submit(&self, wants: Vec<Wanted>) -> Load {
-        let task = Arc::new(Task::new(wants));
+        let shared = &self.inner.engine.shared;
+        let digests = wants.iter().map(|want| want.key.digest());
+        let retrieving = shared.is_usable().then(|| shared.retrieving(digests)).flatten();
+        let task = Arc::new(Task::new(wants, retrieving));
         if !self.inner.submit(&task) {
             task.end();
         }

@@ -8,14 +8,21 @@ use std::{
     },
 };
 
-use kv_chunk::{ChunkKey, WriteId};
+use kv_chunk::{ChunkKey, Digest, WriteId};
 use kv_router::TierId;
 use kv_tiers::{Record, Slot};
 use kv_writeback::Writeback;
 
 use crate::{
-    EngineConfig, Event, Observer, Source, arenas::Arenas, cache::HostCache, directory::Directory,
-    step::StepHandle, sync::lock_plain, tier_handle::TierHandle, totals::Totals,
+    EngineConfig, Event, Observer, Source,
+    arenas::Arenas,
+    cache::HostCache,
+    directory::Directory,
+    flash::{Desk, Retrieving},
+    step::StepHandle,
+    sync::lock_plain,
+    tier_handle::TierHandle,
+    totals::Totals,
 };
 
 mod seek;
@@ -30,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) writeback: Writeback,
     pub(crate) cache: HostCache,
     pub(crate) tiers: Vec<TierHandle>,
+    /// By tier: the books of claims on it, if it takes any.
+    pub(crate) desks: Vec<Option<Arc<Desk>>>,
     pub(crate) observer: Option<Observer>,
     pub(crate) totals: Mutex<Totals>,
     /// Held by the one purge that runs.
@@ -83,6 +92,11 @@ impl Shared {
         if self.directory.tiers(digest) == 0 {
             self.cache.remove(digest);
         }
+    }
+
+    /// Chunks are about to be read: claims on them are used until what this gives is dropped.
+    pub(crate) fn retrieving(&self, wanted: impl Iterator<Item = Digest>) -> Option<Retrieving> {
+        Retrieving::begin(&self.desks, wanted)
     }
 
     /// Whether memory holds two windows of every tier.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::{
-    StoreRefusal, report::MissReason, shared::Shared, sync::lock_plain, tier_handle::TierHandle,
+    ClaimStatus, StoreRefusal, report::MissReason, shared::Shared, sync::lock_plain,
+    tier_handle::TierHandle,
 };
 
 /// Counters since open, and gauges. Serialises to the JSON that the socket answers.
@@ -158,6 +159,8 @@ pub struct TierStatus {
     pub io_mode: String,
     /// One line per fallback taken.
     pub fallbacks: Vec<String>,
+    /// Claims on it, if it takes any.
+    pub claims: Option<ClaimStatus>,
 }
 
 /// Where a tier's window comes from.
@@ -216,6 +219,9 @@ impl Shared {
         let mut tiers: Vec<TierStatus> = self.tiers.iter().map(TierHandle::status).collect();
         for (tier, hits) in tiers.iter_mut().zip(&totals.hits_by_tier) {
             tier.hits = *hits;
+        }
+        for (tier, desk) in tiers.iter_mut().zip(&self.desks) {
+            tier.claims = desk.as_ref().map(|desk| desk.status());
         }
         let hits_by_tier: u64 = totals.hits_by_tier.iter().sum();
         EngineStats {

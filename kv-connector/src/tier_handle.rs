@@ -294,6 +294,7 @@ impl TierHandle {
             bytes_per_s: counter(&self.counters.bytes_per_s),
             io_mode: io_mode(stats),
             fallbacks: stats.fallbacks.clone(),
+            claims: None,
         }
     }
 }

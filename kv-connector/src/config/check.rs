@@ -9,7 +9,7 @@ use std::{
 use kv_chunk::MAX_PAYLOAD_BYTES;
 use kv_tiers::record_bytes;
 
-use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind, space};
+use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind, flash, space};
 use crate::{ByteSize, EngineError};
 
 const TIERS_MAX: usize = 8;
@@ -103,6 +103,22 @@ fn check_memory(config: &Config, total: Option<u64>) -> Result<(), EngineError> 
     )
 }
 
+/// What the process may use: the machine's memory, or what its cgroup gives it.
+fn memory_limit() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = groups.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        let file = match controllers {
+            "" => Path::new("/sys/fs/cgroup").join(path).join("memory.max"),
+            "memory" => Path::new("/sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes"),
+            _ => return None,
+        };
+        fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
+    });
+    limits.chain(memory_total()).min()
+}
+
 fn memory_total() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
@@ -176,6 +192,7 @@ fn check_kind(
         _ => {}
     }
     check_shared(tier, at)?;
+    flash::check(tier, memory_limit(), at)?;
     space::check(tier, at)?;
     let record = record_bytes(engine.chunk_bytes_max.0);
     match tier.segment {

@@ -113,7 +113,9 @@ impl OfflineTier {
     fn open(&mut self, arena: &Arc<Arena>) -> Result<(), EngineError> {
         // Whether a shared one is there is asked with a deadline: its mount may hang.
         let is_shared = self.section.kind == TierKind::Shared;
-        if !is_shared && !self.path.as_ref().is_some_and(|path| path.is_dir()) {
+        let is_flash = self.section.kind == TierKind::Flash;
+        let is_there = |path: &PathBuf| if is_flash { path.exists() } else { path.is_dir() };
+        if !is_shared && !self.path.as_ref().is_some_and(is_there) {
             self.state = TierState::Absent;
             return Ok(());
         }
@@ -151,8 +153,10 @@ impl OfflineTier {
         drop(tier);
         let mut section = self.section.clone();
         let cap = section.capacity.unwrap_or_default().0;
-        // Room for a journal to be written anew.
-        section.capacity = Some(ByteSize(cap.max(used_bytes.saturating_add(64 << 20))));
+        // Room for a journal to be written anew; of kind flash there is none.
+        if section.kind != TierKind::Flash {
+            section.capacity = Some(ByteSize(cap.max(used_bytes.saturating_add(64 << 20))));
+        }
         let mut opened = open_to_mend(&section, arena)?;
         settle(opened.tier.as_mut());
         drop(opened);

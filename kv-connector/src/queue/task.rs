@@ -9,7 +9,7 @@ use std::{
 use kv_tiers::Slot;
 
 use super::Wanted;
-use crate::{Arrived, sync::lock_plain};
+use crate::{Arrived, flash::Retrieving, sync::lock_plain};
 
 /// A chunk that was read, shared by the loads that want it.
 pub(super) enum Landed {
@@ -54,6 +54,8 @@ struct Progress {
     done_at: Option<Instant>,
     /// The answer was given.
     answered: bool,
+    /// Claims on what it wants, used until it ends: what landed is in memory of ours.
+    retrieving: Option<Retrieving>,
 }
 
 impl Progress {
@@ -62,13 +64,14 @@ impl Progress {
         let was_open = self.done_at.is_none();
         if was_open {
             self.done_at = Some(Instant::now());
+            self.retrieving = None;
         }
         was_open
     }
 }
 
 impl Task {
-    pub(super) fn new(wants: Vec<Wanted>) -> Self {
+    pub(super) fn new(wants: Vec<Wanted>, retrieving: Option<Retrieving>) -> Self {
         let open = wants.len();
         let progress = Progress {
             landed: Vec::new(),
@@ -76,6 +79,7 @@ impl Task {
             open,
             done_at: (open == 0).then(Instant::now),
             answered: false,
+            retrieving,
         };
         let progress = Mutex::new(progress);
         Self { wants, progress, changed: Condvar::new(), taking: Mutex::default() }

@@ -110,6 +110,7 @@ fn tier(text: &mut String, tier: &Value) {
             line(text, label, counts(sum, &tier[key]));
         }
     }
+    claims(text, &tier["claims"]);
     line(text, "  window", window(tier));
     line(
         text,
@@ -119,6 +120,28 @@ fn tier(text: &mut String, tier: &Value) {
     for fallback in tier["fallbacks"].as_array().into_iter().flatten() {
         line(text, "  fallback", fallback.as_str().unwrap_or(""));
     }
+}
+
+/// Claims on a tier that takes them.
+fn claims(text: &mut String, claims: &Value) {
+    if !claims.is_object() {
+        return;
+    }
+    let living: u64 =
+        claims["states"].as_object().into_iter().flatten().map(|(_, it)| number(it)).sum();
+    line(text, "  claims", counts(living, &claims["states"]));
+    let events = ["recorded", "ready", "early", "late", "blocked", "demand", "failed", "cancelled"];
+    let events = events.map(|event| format!("{} {event}", number(&claims[event])));
+    line(text, "  of all", events.join(", "));
+    let word = |name: &str| claims[name].as_str().unwrap_or("").to_owned();
+    let (policy, protection) = (word("policy"), word("protection"));
+    let (reserved, budget) = (bytes(&claims["reserved_bytes"]), bytes(&claims["budget_bytes"]));
+    let c = claims["c_gib_s_per_claim"].as_f64().unwrap_or(0.0);
+    line(
+        text,
+        "  protected",
+        format_args!("{reserved} of {budget} ({policy}, {protection}), C {c:.3} GiB s a claim"),
+    );
 }
 
 fn line(text: &mut String, label: &str, value: impl Display) {

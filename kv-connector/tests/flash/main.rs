@@ -1,0 +1,11 @@
+//! A tier on memory in front of flash, and claims on it.
+
+#![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod claims;
+mod common;
+mod config;
+mod faults;
+mod store;
+#[path = "../../src/testing.rs"]
+mod testing;
