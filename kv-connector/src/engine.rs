@@ -36,6 +36,9 @@ use crate::{
 
 mod claims;
 mod delete;
+mod find;
+
+pub use crate::shared::Seek;
 
 pub use self::claims::Claimed;
 pub use crate::flash::{ClaimStatus, FlashParts, TierParts};
@@ -235,7 +238,9 @@ impl Engine {
     pub fn forward_began(&self) {
         if self.shared.is_usable() {
             self.shared.writeback.gate().forward_began();
-            self.shared.ring_all();
+            if !self.shared.writeback.is_drained() {
+                self.shared.ring_all();
+            }
         }
     }
 

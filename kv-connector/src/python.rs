@@ -12,9 +12,11 @@ use std::{
 
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
 
+mod background;
 mod engine;
 mod errors;
 mod gone;
+mod jobs;
 mod keys;
 mod load;
 
@@ -30,6 +32,7 @@ mod _native {
             ClosedError, ConfigError, Error, ForkedError, InternalError, KeyError, OpenError,
             SizeError,
         },
+        jobs::{PyFill, PySeek, PyStage},
         keys::{PyKey, PyKeySpace},
         load::PyLoad,
     };

@@ -88,6 +88,18 @@ impl LoadQueue {
         Load { task, inner: Arc::clone(&self.inner) }
     }
 
+    /// Queues the loads of one whole step of the caller, one for each list, and returns. No other loads are waited for:
+    /// what reads next takes all of them.
+    pub fn submit_step(&self, loads: Vec<Vec<Wanted>>) -> Vec<Load> {
+        let tasks: Vec<Arc<Task>> = loads.into_iter().map(|it| Arc::new(Task::new(it))).collect();
+        if !self.inner.submit_step(&tasks) {
+            for task in &tasks {
+                task.end();
+            }
+        }
+        tasks.into_iter().map(|task| Load { task, inner: Arc::clone(&self.inner) }).collect()
+    }
+
     /// An eventfd that becomes readable when a load has ended, or must be taken as far as it is for want of memory.
     pub fn load_fd(&self) -> BorrowedFd<'_> {
         self.inner.load_bell.as_fd()

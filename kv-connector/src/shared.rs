@@ -28,6 +28,7 @@ use crate::{
 mod seek;
 
 pub(crate) use self::seek::Inquiry;
+pub use self::seek::Seek;
 
 #[derive(Debug)]
 pub(crate) struct Shared {

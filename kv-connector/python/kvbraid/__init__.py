@@ -8,7 +8,7 @@
 ...     while (hits := load.take()) is None:
 ...         load.wait(1.0)
 
-Adapters: `kvbraid.lmcache`.
+Adapters: `kvbraid.lmcache`, `kvbraid.vllm`.
 """
 
 from kvbraid._native import (
@@ -16,6 +16,7 @@ from kvbraid._native import (
     ConfigError,
     Engine,
     Error,
+    Fill,
     ForkedError,
     InternalError,
     Key,
@@ -23,7 +24,9 @@ from kvbraid._native import (
     KeySpace,
     Load,
     OpenError,
+    Seek,
     SizeError,
+    Stage,
 )
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "ConfigError",
     "Engine",
     "Error",
+    "Fill",
     "ForkedError",
     "InternalError",
     "Key",
@@ -38,5 +42,7 @@ __all__ = [
     "KeySpace",
     "Load",
     "OpenError",
+    "Seek",
     "SizeError",
+    "Stage",
 ]

@@ -56,6 +56,9 @@ class KeySpace:
     ) -> Key:
         """The key of one chunk; its hash has 8 to 64 bytes. Raises KeyError."""
 
+    def keys(self, chunks: Sequence[tuple[int, bytes]]) -> list[Key]:
+        """The keys of many chunks, each given by its object group and its hash. Raises KeyError."""
+
 @final
 class Load:
     """A load on its way, with the buffers that it goes to."""
@@ -74,6 +77,42 @@ class Load:
         None while it is not done; then one bool for each chunk, whether its buffer holds its verified bytes. That answer is
         given once, later all are False. Nothing is written into the buffers but in here.
         """
+
+@final
+class Fill:
+    """Buffers that a thread of the engine fills. Dropping it takes them back: none is written afterwards."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every buffer is filled or a miss."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until it is done; whether it is."""
+
+    def hits(self) -> list[bool] | None:
+        """None while it is not done; then one bool for each buffer, whether it holds its chunk's verified bytes."""
+
+@final
+class Stage:
+    """Buffers that a thread of the engine copies to staging. Dropping it takes them back: none is read afterwards."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every buffer was copied or refused."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until it is done; whether it is."""
+
+    def results(self) -> list[str] | None:
+        """None while it is not done; then the words of Engine.store, one for each chunk."""
+
+@final
+class Seek:
+    """A question to tiers that other nodes write into."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all have answered, or their time is up: then Engine.contains knows what was found."""
 
 @final
 class Engine:
@@ -101,6 +140,16 @@ class Engine:
         """An eventfd: staging has room again, after ring_when_room()."""
 
     def ring_when_room(self) -> None: ...
+    @property
+    def chunk_bytes_max(self) -> int:
+        """The longest chunk that it takes."""
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        """Which chunks are readable now: from memory, without a wait and without releasing the interpreter lock."""
+
+    def seek(self, keys: Sequence[Key]) -> Seek | None:
+        """Has tiers that other nodes write into look for chunks not known here. None if there is nothing to ask."""
+
     def lookup(self, keys: Sequence[Key]) -> list[bool]:
         """Which chunks are readable now. From memory."""
 
@@ -117,6 +166,15 @@ class Engine:
         ranks: Sequence[int] | None = None,
     ) -> Load:
         """Queues the load of chunks into writable buffers, each exactly as long as its chunk. Does not block."""
+
+    def submit_step(self, loads: Sequence[tuple[Sequence[Key], Sequence[Buffer]]]) -> list[Fill]:
+        """Queues the loads of one whole scheduler step, which are read as one pool, at once. Does not block.
+
+        Unlike with submit_load, a thread of the engine copies what comes into the buffers, until it is done.
+        """
+
+    def submit_store(self, keys: Sequence[Key], buffers: Sequence[Buffer], wait_s: float = 0.0) -> Stage:
+        """As store, by a thread of the engine; chunks wait for room in staging, wait_s from now at most. Does not block."""
 
     def store(self, keys: Sequence[Key], buffers: Sequence[Buffer]) -> list[str]:
         """Copies chunks into staging; they are readable from then on, and written later.

@@ -19,9 +19,11 @@ use pyo3::{
 
 use super::{
     Buffer,
+    background::Background,
     errors::{ClosedError, ForkedError, SizeError, from_engine},
     gone::Gone,
     guard,
+    jobs::{PyFill, PySeek, PyStage},
     keys::{PyKey, json_text, json_value},
     load::{PyLoad, seconds},
 };
@@ -33,6 +35,7 @@ pub(crate) struct PyEngine {
     engine: Arc<Engine>,
     queue: LoadQueue,
     locks: LockTable,
+    background: Background,
     gone: Arc<Gone>,
     namespace: Option<Namespace>,
     close_deadline: Duration,
@@ -68,6 +71,24 @@ impl PyEngine {
         self.live()?;
         let keys = chunk_keys(&keys);
         guard(|| Ok(py.detach(|| self.engine.lookup(&keys).hits().to_vec())))
+    }
+
+    /// The longest chunk that it takes.
+    #[getter]
+    fn chunk_bytes_max(&self) -> u64 {
+        self.engine.shared.config.chunk_bytes_max.0
+    }
+
+    /// Which chunks are readable now: no lock, no waiting, and so no other thread runs meanwhile.
+    fn contains(&self, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
+        self.live()?;
+        guard(|| Ok(self.engine.contains(&chunk_keys(&keys))))
+    }
+
+    /// Has tiers that other nodes write into look for chunks that are not known here.
+    fn seek(&self, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Option<PySeek>> {
+        self.live()?;
+        guard(|| Ok(self.engine.seek(&chunk_keys(&keys)).map(PySeek)))
     }
 
     /// Which chunks are readable now; those stay until they are unlocked as often.
@@ -110,6 +131,47 @@ impl PyEngine {
             let load = self.queue.submit(wants);
             Ok(PyLoad { load, buffers, owner_pid: self.owner_pid })
         })
+    }
+
+    /// Queues the loads of one whole scheduler step; the buffers are filled by a thread of the engine.
+    fn submit_step(
+        &self,
+        loads: Vec<(Vec<Bound<'_, PyKey>>, Vec<Bound<'_, PyAny>>)>,
+    ) -> PyResult<Vec<PyFill>> {
+        self.live()?;
+        let (mut wants, mut buffers) = (Vec::new(), Vec::new());
+        for (keys, objects) in &loads {
+            same_number(keys.len(), objects.len(), "buffers")?;
+            let views =
+                objects.iter().enumerate().map(|(place, object)| Buffer::writable(object, place));
+            let views: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+            let want = |(key, view): (&Bound<'_, PyKey>, &Buffer)| {
+                Wanted::new(key.get().0.clone(), view.len())
+            };
+            wants.push(keys.iter().zip(&views).map(want).collect());
+            buffers.push(views);
+        }
+        guard(|| {
+            let loads = self.queue.submit_step(wants).into_iter().zip(buffers);
+            loads.map(|(load, views)| self.background.fill(load, views).map(PyFill)).collect()
+        })
+    }
+
+    /// Has a thread of the engine copy chunks into staging; they wait for room, `wait_s` from now at most.
+    #[pyo3(signature = (keys, buffers, wait_s = 0.0))]
+    fn submit_store(
+        &self,
+        keys: Vec<Bound<'_, PyKey>>,
+        buffers: Vec<Bound<'_, PyAny>>,
+        wait_s: f64,
+    ) -> PyResult<PyStage> {
+        self.live()?;
+        same_number(keys.len(), buffers.len(), "buffers")?;
+        let views =
+            buffers.iter().enumerate().map(|(place, object)| Buffer::readable(object, place));
+        let buffers: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+        let keys = chunk_keys(&keys);
+        guard(|| self.background.stage(&self.engine, keys, buffers, seconds(wait_s)).map(PyStage))
     }
 
     /// Copies chunks into staging; for each `staged`, `held`, or why it was refused.
@@ -278,6 +340,7 @@ impl PyEngine {
             engine,
             queue,
             locks: LockTable::default(),
+            background: Background::default(),
             gone,
             namespace,
             close_deadline,
@@ -298,6 +361,7 @@ impl PyEngine {
     fn close_now(&self, limit: Duration) -> crate::CloseReport {
         self.closed.store(true, Ordering::Relaxed);
         self.queue.close();
+        self.background.close();
         self.locks.clear();
         self.engine.close(limit)
     }
@@ -336,7 +400,7 @@ fn same_number(keys: usize, others: usize, what: &str) -> PyResult<()> {
     Err(SizeError::new_err(format!("{keys} keys and {others} {what}: give one for each")))
 }
 
-fn name(stored: Stored) -> &'static str {
+pub(super) fn name(stored: Stored) -> &'static str {
     match stored {
         Stored::Staged => "staged",
         Stored::AlreadyHeld => "held",

@@ -6,6 +6,7 @@ use kv_chunk::{ChunkKey, KeySpace, Namespace};
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
+    pybacked::PyBackedBytes,
     types::{PyBytes, PyDict, PyString},
 };
 
@@ -70,6 +71,13 @@ impl PyKeySpace {
         let salt = salt.map_or(Ok(Vec::new()), salt_bytes)?;
         let key = self.0.key(kv_rank, object_group, chunk_hash, &salt);
         key.map(PyKey).map_err(|error| from_key(&error))
+    }
+
+    /// The keys of many chunks: of each, its object group and its hash.
+    fn keys(&self, chunks: Vec<(u32, PyBackedBytes)>) -> PyResult<Vec<PyKey>> {
+        let key = |(group, hash): &(u32, PyBackedBytes)| self.0.key(0, *group, hash, &[]);
+        let keys = chunks.iter().map(|chunk| key(chunk).map(PyKey));
+        keys.collect::<Result<_, _>>().map_err(|error| from_key(&error))
     }
 }
 

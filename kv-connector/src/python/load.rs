@@ -38,21 +38,22 @@ impl PyLoad {
         if std::process::id() != self.owner_pid {
             return Err(ForkedError::new_err("this load belongs to the parent process"));
         }
-        guard(|| {
-            Ok(py.detach(|| {
-                let mut failed = Vec::new();
-                let mut answer = self.load.take(|place, bytes| {
-                    if !self.buffers[place].fill(bytes) {
-                        failed.push(place);
-                    }
-                });
-                if let Some(hits) = &mut answer {
-                    failed.into_iter().for_each(|place| hits[place] = false);
-                }
-                answer
-            }))
-        })
+        guard(|| Ok(py.detach(|| fill(&self.load, &self.buffers))))
     }
+}
+
+/// Copies what has come into the buffers; once all has, which of them were filled.
+pub(super) fn fill(load: &Load, buffers: &[Buffer]) -> Option<Vec<bool>> {
+    let mut failed = Vec::new();
+    let mut answer = load.take(|place, bytes| {
+        if !buffers[place].fill(bytes) {
+            failed.push(place);
+        }
+    });
+    if let Some(hits) = &mut answer {
+        failed.into_iter().for_each(|place| hits[place] = false);
+    }
+    answer
 }
 
 /// A time to wait: at least nothing, at most a day.

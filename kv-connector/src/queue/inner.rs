@@ -46,6 +46,8 @@ pub(super) struct Inner {
 pub(super) struct State {
     /// Wants that no step reads yet, in order of arrival.
     pub(super) waiting: VecDeque<Place>,
+    /// Nobody else is waited for: a whole step waits.
+    pub(super) step_waits: bool,
     /// By chunk and length: the step that reads it, and who wants it.
     pub(super) reading: HashMap<(ChunkKey, usize), (u64, Vec<Place>)>,
     /// Steps being read, and steps begun.
@@ -86,6 +88,15 @@ impl Inner {
 
     /// Queues a load; false if nothing is taken any more.
     pub(super) fn submit(&self, task: &Arc<Task>) -> bool {
+        self.enter(std::slice::from_ref(task), false)
+    }
+
+    /// Queues the loads of a step that is whole; likewise.
+    pub(super) fn submit_step(&self, tasks: &[Arc<Task>]) -> bool {
+        self.enter(tasks, true)
+    }
+
+    fn enter(&self, tasks: &[Arc<Task>], is_whole: bool) -> bool {
         if is_forked(self) {
             return false;
         }
@@ -93,16 +104,17 @@ impl Inner {
         if state.closed {
             return false;
         }
-        if task.is_done() {
-            drop(state);
-            self.ring_loads();
-            return true;
-        }
         let ends = Instant::now() + self.deadline;
-        state.deadlines.push_back((ends, Arc::downgrade(task)));
-        state.loads.push(Arc::downgrade(task));
-        state.waiting.extend((0..task.wants.len()).map(|place| (Arc::clone(task), place)));
+        for task in tasks.iter().filter(|task| !task.is_done()) {
+            state.deadlines.push_back((ends, Arc::downgrade(task)));
+            state.loads.push(Arc::downgrade(task));
+            state.waiting.extend((0..task.wants.len()).map(|place| (Arc::clone(task), place)));
+        }
+        state.step_waits |= is_whole && !state.waiting.is_empty();
         drop(state);
+        if tasks.iter().any(|task| task.is_done()) {
+            self.ring_loads();
+        }
         self.changed.notify_all();
         true
     }

@@ -65,11 +65,12 @@ impl Inner {
             // While something is read, others gather by themselves.
             let now = Instant::now();
             let until = *gathered_at.get_or_insert(now + self.gather);
-            if state.rounds == 0 && now < until {
+            if state.rounds == 0 && now < until && !state.step_waits {
                 state = self.wait(state, until - now);
                 continue;
             }
             let (units, ended) = state.take(&self.arena);
+            state.step_waits &= !state.waiting.is_empty();
             // Memory comes back only from loads that are taken while they run.
             let starved = units.is_empty() && !state.waiting.is_empty();
             if ended || starved {

@@ -31,36 +31,61 @@ impl Drop for Inquiry {
     }
 }
 
+/// What tiers were asked about chunks that nothing here holds; what they know by now serves the next look-up.
+#[derive(Debug)]
+pub struct Seek {
+    asker: Arc<Asker>,
+    ends: Instant,
+}
+
+impl Seek {
+    /// Whether all have answered, or have had [`lookup_wait_ms`](crate::EngineConfig::lookup_wait_ms) for it.
+    pub fn is_done(&self) -> bool {
+        *lock_plain(&self.asker.open) == 0 || Instant::now() >= self.ends
+    }
+
+    /// Returns when that is so.
+    fn wait(&self) {
+        let left = self.ends.saturating_duration_since(Instant::now());
+        let open = lock_plain(&self.asker.open);
+        let waited = self.asker.changed.wait_timeout_while(open, left, |open| *open > 0);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 impl Shared {
     /// Has the shared tiers look for those of `keys` that nothing here holds. Returns when they have answered, or after
     /// the configured wait: what is found later serves the next look-up.
     pub(crate) fn seek(&self, keys: &[ChunkKey]) {
+        if let Some(seek) = self.ask(keys) {
+            seek.wait();
+        }
+    }
+
+    /// The same without waiting; none if there is nothing to ask, or nobody.
+    pub(crate) fn ask(&self, keys: &[ChunkKey]) -> Option<Seek> {
         let readable = self.readable();
         let can_know =
             || self.tiers.iter().filter(|tier| tier.is_shared && readable >> tier.id.0 & 1 == 1);
         let tiers = can_know().count();
         if tiers == 0 {
-            return;
+            return None;
         }
-        let unknown = |key: &&ChunkKey| {
-            self.directory.tiers(key.digest()) & readable == 0 && self.in_memory(key).is_none()
-        };
-        let digests: Vec<Digest> = keys.iter().filter(unknown).map(ChunkKey::digest).collect();
+        let digests: Vec<Digest> =
+            keys.iter().filter(|key| !self.holds(key, readable)).map(ChunkKey::digest).collect();
         if digests.is_empty() {
-            return;
+            return None;
         }
+        let ends = Instant::now() + Duration::from_millis(self.config.lookup_wait_ms);
         let asker = Arc::new(Asker { open: Mutex::new(tiers), changed: Condvar::new() });
         for tier in can_know() {
             tier.push_inquiry(Inquiry { digests: digests.clone(), asker: Arc::clone(&asker) });
         }
-        let end = Instant::now() + Duration::from_millis(self.config.lookup_wait_ms);
-        let wait = end.saturating_duration_since(Instant::now());
-        let open = lock_plain(&asker.open);
-        drop(
-            asker
-                .changed
-                .wait_timeout_while(open, wait, |open| *open > 0)
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        Some(Seek { asker, ends })
+    }
+
+    /// Whether a tier of `readable` or memory holds the chunk.
+    pub(crate) fn holds(&self, key: &ChunkKey, readable: u8) -> bool {
+        self.directory.tiers(key.digest()) & readable != 0 || self.in_memory(key).is_some()
     }
 }

@@ -217,3 +217,21 @@ fn a_deleted_chunk_is_unreadable_at_once_gone_from_the_tiers_soon_and_can_come_b
     let queue = queue(&engine, |_| {});
     assert_eq!(take_all(&queue.submit(wants(&keys))), [true, true]);
 }
+
+#[test]
+fn a_whole_step_is_read_as_one_and_waits_for_nobody() {
+    let keys = keys(0..12);
+    let engine = filled(two_tiers(), &keys);
+    let queue = queue(&engine, |section| {
+        section.memory = Some(ByteSize::mib(32));
+        (section.gather_us, section.deadline_ms) = (1_000_000, 700);
+    });
+    // Had it waited for others, it would have ended at its deadline.
+    let loads = queue.submit_step(vec![wants(&keys), wants(&keys[4..]), Vec::new()]);
+    assert_eq!(take_all(&loads[0]), [true; 12]);
+    assert_eq!(take_all(&loads[1]), [true; 8]);
+    assert!(take_all(&loads[2]).is_empty());
+    let stats = engine.stats();
+    assert_eq!((stats.steps, stats.wanted, stats.hits), (1, 12, 12));
+    assert!(queue.submit_step(Vec::new()).is_empty());
+}

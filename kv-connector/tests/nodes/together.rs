@@ -60,6 +60,23 @@ fn a_chunk_of_another_node_is_found_and_absence_is_a_miss() {
 }
 
 #[test]
+fn what_another_node_wrote_is_found_without_waiting_for_the_answer() {
+    let place = Place::new();
+    let (writer, reader) = (node(&place.first()), node(&place.second()));
+    let keys = keys(0..4);
+    store(&writer, &keys[..3]);
+    assert_eq!(reader.contains(&keys), [false; 4]);
+    let seek = reader.seek(&keys).expect("a shared tier may know more");
+    let end = std::time::Instant::now() + SOON;
+    while !seek.is_done() {
+        assert!(std::time::Instant::now() < end, "no answer");
+        std::thread::yield_now();
+    }
+    assert_eq!(reader.contains(&keys), [true, true, true, false]);
+    assert!(reader.seek(&keys[..3]).is_none(), "what is known here is not asked for");
+}
+
+#[test]
 fn a_torn_chunk_is_a_miss_everywhere_and_written_again() {
     let place = Place::new();
     let (writer, reader) = (node(&place.first()), node(&place.second()));

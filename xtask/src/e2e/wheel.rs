@@ -28,7 +28,8 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     let home = home("wheel")?.join("venv");
     environment(&home, &[])?;
     install(&home, &wheel)?;
-    python_tests(report, &home, "check_wheel.py", &[])
+    python_tests(report, &home, "check_wheel.py", &[])?;
+    python_tests(report, &home, "check_steps.py", &[])
 }
 
 /// Runs one script of `kv-connector/python/tests` and counts what it reports.

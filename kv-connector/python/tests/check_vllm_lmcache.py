@@ -1,0 +1,161 @@
+"""A real vLLM over a real LMCache server with the L2 adapter: equal tokens, counted loads, damage, several groups."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from check_lmcache import LMCACHE, find, free_ports, get, spec
+from harness import config, run
+from tiny_model import make, make_hybrid
+from vllm_cpu import Vllm, prompts
+from vllm_tier import damage
+
+os.environ["PYTHONHASHSEED"] = "0"
+HOME = Path(tempfile.mkdtemp(prefix="kvbraid-mp-"))
+PROMPTS = prompts(lengths=(700, 400, 650, 131, 600, 640))
+TOKENS = 64
+"""A chunk of LMCache."""
+SOON = 60.0
+
+
+class Server:
+    """LMCache's, on loopback; started at once, asked when it is up."""
+
+    def __init__(self) -> None:
+        self.rpc, self.http = free_ports(2)
+        command = [LMCACHE, "server", "--host", "127.0.0.1", "--port", str(self.rpc)]
+        command += ["--http-host", "127.0.0.1", "--http-port", str(self.http), "--shm-name", f"kvbraid-{os.getpid()}"]
+        command += f"--disable-metrics --chunk-size {TOKENS} --l1-size-gb 1 --no-l1-use-lazy --eviction-policy LRU".split()
+        command += "--supported-transfer-mode auto --l2-prefetch-max-in-flight 64 --l2-prefetch-policy retain".split()
+        command += ["--max-workers", "2", "--l2-adapter", spec(config(HOME))]
+        self.log = HOME / "server.log"
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(command, env=os.environ, stdout=out, stderr=subprocess.STDOUT)
+
+    def ready(self) -> None:
+        end = time.monotonic() + 180
+        while True:
+            assert self.process.poll() is None and time.monotonic() < end, self.log.read_text()[-3000:]
+            try:
+                self.stats()
+                return
+            except OSError:
+                time.sleep(0.2)
+
+    def stats(self) -> dict[str, Any]:
+        return find(get(f"http://127.0.0.1:{self.http}/status"), "stats")
+
+    def hits(self) -> list[int]:
+        return [it["hits"] for it in self.stats()["tiers"]]
+
+    def written(self, more_than: int) -> int:
+        """Waits until all that was computed is on the tiers; how many chunks were stored."""
+        end, last = time.monotonic() + SOON, -1
+        while True:
+            stats = self.stats()
+            if stats["stored"] == last > more_than and stats["pending_writes"] == 0:
+                return last
+            assert time.monotonic() < end, stats
+            last = stats["stored"]
+            time.sleep(1.0)
+
+    def forget(self) -> None:
+        """Empties L1: what is found then comes from L2."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.http}/cache/clear", method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status == 200
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(30)
+
+
+class Shared:
+    """What one test leaves to the next."""
+
+    server: Server
+    engine: Vllm
+    computed: list[list[int]]
+
+
+def connector() -> dict[str, Any]:
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "lmcache_cpu",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": Shared.server.rpc,
+            "lmcache.mp.mq_timeout": 60.0,
+        },
+    }
+
+
+def test_tokens_from_l2_are_those_that_were_computed_and_both_tiers_served() -> None:
+    model = make(HOME / "model")
+    Shared.server.ready()
+    engine = Shared.engine = Vllm(model, connector(), enable_prefix_caching=False)
+    said = engine.say(PROMPTS)
+    Shared.computed = [it.tokens for it in said]
+    assert len({tuple(it) for it in Shared.computed}) == len(PROMPTS)
+    assert Shared.server.hits() == [0, 0]
+    Shared.server.written(0)
+    Shared.server.forget()
+    said = engine.say(PROMPTS)
+    assert [it.tokens for it in said] == Shared.computed
+    assert all(it.cached >= len(prompt) - 1 - TOKENS for it, prompt in zip(said, PROMPTS, strict=True))
+    assert all(count > 0 for count in Shared.server.hits()), Shared.server.hits()
+
+
+def test_damage_on_both_tiers_is_found_counted_and_computed_again() -> None:
+    server, engine = Shared.server, Shared.engine
+    assert damage(HOME / "fast") and damage(HOME / "slow")
+    server.forget()
+    said = engine.say(PROMPTS)
+    assert [it.tokens for it in said] == Shared.computed
+    stats = server.stats()
+    assert all(it["corrupt_reads"] + it["lost_chunks"] > 0 for it in stats["tiers"]) and stats["misses"] > 0, stats
+    assert all(it.cached == 0 for it in said), [it.cached for it in said]
+    engine.close()
+
+
+def test_a_model_with_two_groups_of_blocks_gives_the_same_tokens() -> None:
+    server = Shared.server
+    model = make_hybrid(HOME / "hybrid")
+    settings = {"enable_prefix_caching": False, "disable_hybrid_kv_cache_manager": False}
+    plain = Vllm(model, None, **settings)
+    assert len(plain.core.scheduler.kv_cache_config.kv_cache_groups) > 1
+    computed = [it.tokens for it in plain.say(PROMPTS)]
+    plain.close()
+    engine = Vllm(model, connector(), **settings)
+    assert len(engine.core.scheduler.kv_cache_config.kv_cache_groups) > 1
+    before = server.stats()
+    assert [it.tokens for it in engine.say(PROMPTS)] == computed
+    server.written(before["stored"])
+    server.forget()
+    said = engine.say(PROMPTS)
+    assert [it.tokens for it in said] == computed and all(it.cached > 0 for it in said), [it.cached for it in said]
+    assert server.stats()["hits"] > before["hits"]
+    engine.close()
+
+
+if __name__ == "__main__":
+    Shared.server = Server()
+    try:
+        run(globals())
+    finally:
+        Shared.server.stop()
+        shutil.rmtree(HOME, ignore_errors=True)
