@@ -18,7 +18,7 @@ from vllm_tier import config, damage
 os.environ["PYTHONHASHSEED"] = "0"
 HOME = Path(tempfile.mkdtemp(prefix="kvbraid-vllm-"))
 MODEL = HOME / "model"
-PROMPTS = prompts(lengths=(700, 400, 650, 131, 600, 640))
+PROMPTS = prompts(lengths=(700, 400, 650, 131, 600, 645))
 COUNT = 16
 
 

@@ -20,7 +20,7 @@ from vllm_tier import damage
 
 os.environ["PYTHONHASHSEED"] = "0"
 HOME = Path(tempfile.mkdtemp(prefix="kvbraid-mp-"))
-PROMPTS = prompts(lengths=(700, 400, 650, 131, 600, 640))
+PROMPTS = prompts(lengths=(700, 400, 650, 131, 600, 645))
 TOKENS = 64
 """A chunk of LMCache."""
 SOON = 60.0

@@ -130,6 +130,17 @@ def test_all_loads_of_a_step_are_one_pool_and_nothing_begins_before_its_end(dire
     hand.tier.shutdown()
 
 
+def test_no_result_is_lost_whenever_its_job_ends(directory: Path) -> None:
+    hand = Hand(config(directory), KNOWN)
+    hand.store(range(8))
+    for _ in range(300):
+        for n in range(8):
+            hand.job([key(n)], [n], load=True, request=ReqContext("r"))
+        hand.step()
+        assert all(it.success for it in hand.finished(8).values())
+    hand.tier.shutdown()
+
+
 def test_a_thousand_lookups_of_a_step_ask_the_engine_a_few_times(directory: Path) -> None:
     hand = Hand(config(directory), KNOWN)
     hand.store(range(200))

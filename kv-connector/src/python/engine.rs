@@ -29,6 +29,9 @@ use super::{
 };
 use crate::{Config, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted};
 
+/// Chunks, and a buffer for each.
+type Request<'py> = (Vec<Bound<'py, PyKey>>, Vec<Bound<'py, PyAny>>);
+
 /// An engine that reads all storage tiers of a node at once.
 #[pyclass(frozen, name = "Engine", module = "kvbraid")]
 pub(crate) struct PyEngine {
@@ -134,10 +137,7 @@ impl PyEngine {
     }
 
     /// Queues the loads of one whole scheduler step; the buffers are filled by a thread of the engine.
-    fn submit_step(
-        &self,
-        loads: Vec<(Vec<Bound<'_, PyKey>>, Vec<Bound<'_, PyAny>>)>,
-    ) -> PyResult<Vec<PyFill>> {
+    fn submit_step(&self, loads: Vec<Request<'_>>) -> PyResult<Vec<PyFill>> {
         self.live()?;
         let (mut wants, mut buffers) = (Vec::new(), Vec::new());
         for (keys, objects) in &loads {

@@ -75,9 +75,7 @@ class Loads:
 
     def finished(self) -> list[JobResult]:
         """Of the jobs whose bytes are where they belong, or a miss."""
-        done = [it for it in self._open if it.done]
-        if done:
-            self._open = [it for it in self._open if not it.done]
+        done, self._open = _parted(self._open)
         return [self._result(it) for it in done]
 
     def _result(self, it: _Job[Fill]) -> JobResult:
@@ -121,9 +119,7 @@ class Stores:
 
     def finished(self) -> list[JobResult]:
         """Of the jobs whose memory is not needed any more."""
-        done = [it for it in self._open if it.done]
-        if done:
-            self._open = [it for it in self._open if not it.done]
+        done, self._open = _parted(self._open)
         return [self._result(it) for it in done]
 
     def _result(self, it: _Job[Stage]) -> JobResult:
@@ -138,6 +134,15 @@ class Stores:
     def abandon(self) -> None:
         """Gives all memory back; nobody asks for results."""
         self._open = []
+
+
+def _parted(jobs: list[_Job[T]]) -> tuple[list[_Job[T]], list[_Job[T]]]:
+    """Those that are done and those that are not. Each is asked once: it may end at any time."""
+    done: list[_Job[T]] = []
+    left: list[_Job[T]] = []
+    for it in jobs:
+        (done if it.done else left).append(it)
+    return done, left
 
 
 def _drain(jobs: list[_Job[T]]) -> None:
