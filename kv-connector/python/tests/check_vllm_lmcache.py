@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -21,6 +22,8 @@ from vllm_tier import damage
 os.environ["PYTHONHASHSEED"] = "0"
 HOME = Path(tempfile.mkdtemp(prefix="kvbraid-mp-"))
 PROMPTS = prompts(lengths=(700, 400, 650, 131, 600, 645))
+CAP = 256 << 20
+"""Of each tier, for all processes together."""
 TOKENS = 64
 """A chunk of LMCache."""
 SOON = 60.0
@@ -150,6 +153,23 @@ def test_a_model_with_two_groups_of_blocks_gives_the_same_tokens() -> None:
     assert [it.tokens for it in said] == computed and all(it.cached > 0 for it in said), [it.cached for it in said]
     assert server.stats()["hits"] > before["hits"]
     engine.close()
+
+
+def test_four_worker_processes_share_one_cap() -> None:
+    server = Shared.server
+    before = server.stats()
+    urls = [f"tcp://127.0.0.1:{server.rpc}", f"http://127.0.0.1:{server.http}"]
+    # Twice what a tier may hold: each sequence has 2 MiB.
+    command = [sys.executable, str(Path(__file__).with_name("four_clients.py")), *urls, "64"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    server.written(before["stored"])
+    stats = server.stats()
+    assert sum(it["evictions"] for it in stats["tiers"]) > 0, stats
+    for name in ("fast", "slow"):
+        used = int(subprocess.check_output(["du", "-s", "-B1", str(HOME / name)]).split()[0])
+        assert used <= CAP, f"{used} bytes in {name}"
+    assert all(it["used_bytes"] <= it["capacity_bytes"] == CAP for it in stats["tiers"]), stats
 
 
 if __name__ == "__main__":

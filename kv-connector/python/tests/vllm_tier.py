@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import mmap
 import os
 import time
 from pathlib import Path
@@ -67,11 +68,13 @@ class Hand:
     """vLLM's manager, as far as one tier sees it: 256 slots of memory, and job numbers."""
 
     def __init__(self, configuration: object, namespace: dict[str, Any] | None = None, **other: Any) -> None:
-        self.memory = np.zeros((256, SIZE), dtype=np.int8)
+        self.mapping = mmap.mmap(-1, 256 * SIZE)
+        self.memory = np.frombuffer(self.mapping, dtype=np.int8).reshape(256, SIZE)
+        self.view = memoryview(self.memory)
         entry = {"type": "Tier", "module_path": "kvbraid.vllm", "config": configuration, **other}
         if namespace is not None:
             entry["namespace"] = namespace
-        self.tier: Any = SecondaryTierFactory.create_secondary_tier(entry, memoryview(self.memory), spec())
+        self.tier: Any = SecondaryTierFactory.create_secondary_tier(entry, self.view, spec())
         self.numbers = itertools.count()
 
     def job(self, keys: list[OffloadKey], slots: list[int], *, load: bool, request: ReqContext) -> int:
@@ -209,7 +212,10 @@ def test_after_a_shutdown_nobody_has_vllms_memory_and_every_call_is_harmless(dir
     hand.job([key(n) for n in range(10)], list(range(10)), load=True, request=context)
     hand.step()
     hand.tier.shutdown()
-    hand.memory.resize((1, 1), refcheck=False)
+    hand.view.release()
+    hand.memory = np.zeros((1, 1), dtype=np.int8)
+    # Fails while anybody has it.
+    hand.mapping.close()
     assert hand.tier.lookup(key(0), context) is LookupResult.MISS
     hand.job([key(0)], [0], load=True, request=context)
     hand.step()

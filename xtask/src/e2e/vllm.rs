@@ -1,4 +1,4 @@
-//! A real vLLM on the processor, with the wheel as its secondary tier.
+//! A real vLLM on the processor: with the wheel as its secondary tier, over LMCache's server, and as the README starts it.
 
 use anyhow::Result;
 
@@ -13,5 +13,8 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
             return Ok(());
         }
     };
-    python_tests(report, &venv, "check_vllm.py", &[])
+    for script in ["check_vllm.py", "check_vllm_lmcache.py", "check_vllm_quick_start.py"] {
+        python_tests(report, &venv, script, &[])?;
+    }
+    Ok(())
 }

@@ -102,7 +102,9 @@ def _from_config(found: dict[str, Any], whole: VllmConfig, spec: OffloadingSpec,
     found["hash_algorithm"] = algorithm + python
     extra = found["extra"]
     extra["model_dtype"] = str(model.dtype)
-    extra["model_config"] = _digest(model.hf_config.to_dict())
+    # Where it was read from, and by which library, decides nothing.
+    own = {name: it for name, it in model.hf_config.to_dict().items() if name[0] != "_" and name != "transformers_version"}
+    extra["model_config"] = _digest(own)
     extra["quantization"] = str(model.quantization)
     extra["runner"] = f"v2={getattr(whole, 'use_v2_model_runner', None)}"
     extra["attention"] = str(whole.attention_config.backend)
