@@ -78,20 +78,24 @@ impl LoadQueue {
 
     /// Queues a load and returns. In a forked child, and once closed, everything is a miss at once.
     pub fn submit(&self, wants: Vec<Wanted>) -> Load {
-        let shared = &self.inner.engine.shared;
-        let digests = wants.iter().map(|want| want.key.digest());
-        let retrieving = shared.is_usable().then(|| shared.retrieving(digests)).flatten();
-        let task = Arc::new(Task::new(wants, retrieving));
+        let task = self.task(wants);
         if !self.inner.submit(&task) {
             task.end();
         }
         Load { task, inner: Arc::clone(&self.inner) }
     }
 
+    fn task(&self, wants: Vec<Wanted>) -> Arc<Task> {
+        let shared = &self.inner.engine.shared;
+        let digests = wants.iter().map(|want| want.key.digest());
+        let retrieving = shared.is_usable().then(|| shared.retrieving(digests)).flatten();
+        Arc::new(Task::new(wants, retrieving))
+    }
+
     /// Queues the loads of one whole step of the caller, one for each list, and returns. No other loads are waited for:
     /// what reads next takes all of them.
     pub fn submit_step(&self, loads: Vec<Vec<Wanted>>) -> Vec<Load> {
-        let tasks: Vec<Arc<Task>> = loads.into_iter().map(|it| Arc::new(Task::new(it))).collect();
+        let tasks: Vec<Arc<Task>> = loads.into_iter().map(|wants| self.task(wants)).collect();
         if !self.inner.submit_step(&tasks) {
             for task in &tasks {
                 task.end();
