@@ -13,8 +13,5 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
             return Ok(());
         }
     };
-    for script in ["check_vllm.py", "check_vllm_lmcache.py", "check_vllm_quick_start.py"] {
-        python_tests(report, &venv, script, &[])?;
-    }
-    Ok(())
+    python_tests(report, &venv, "check_vllm.py", &[])
 }
