@@ -93,7 +93,7 @@ class Shared:
     computed: list[list[int]]
 
 
-def connector() -> dict[str, Any]:
+def connector(**other: Any) -> dict[str, Any]:
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_connector_module_path": "lmcache_cpu",
@@ -103,6 +103,7 @@ def connector() -> dict[str, Any]:
             "lmcache.mp.host": "tcp://127.0.0.1",
             "lmcache.mp.port": Shared.server.rpc,
             "lmcache.mp.mq_timeout": 60.0,
+            **other,
         },
     }
 
@@ -143,7 +144,9 @@ def test_a_model_with_two_groups_of_blocks_gives_the_same_tokens() -> None:
     assert len(plain.core.scheduler.kv_cache_config.kv_cache_groups) > 1
     computed = [it.tokens for it in plain.say(PROMPTS)]
     plain.close()
-    engine = Vllm(model, connector(), **settings)
+    # The other way of transfer takes one group only.
+    driven = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
+    engine = Vllm(model, connector(**driven), **settings)
     assert len(engine.core.scheduler.kv_cache_config.kv_cache_groups) > 1
     before = server.stats()
     assert [it.tokens for it in engine.say(PROMPTS)] == computed
@@ -159,8 +162,8 @@ def test_four_worker_processes_share_one_cap() -> None:
     server = Shared.server
     before = server.stats()
     urls = [f"tcp://127.0.0.1:{server.rpc}", f"http://127.0.0.1:{server.http}"]
-    # Twice what a tier may hold: each sequence has 2 MiB.
-    command = [sys.executable, str(Path(__file__).with_name("four_clients.py")), *urls, "64"]
+    # More than a tier may hold: each sequence has 2 MiB.
+    command = [sys.executable, str(Path(__file__).with_name("four_clients.py")), *urls, "40"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     server.written(before["stored"])

@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from typing import IO
 
+from lmcache.cli.commands.bench.server_bench import helpers
 from lmcache.cli.main import main
 
 WORKERS = 4
@@ -23,6 +24,8 @@ def work(number: int, rpc: str, http: str, count: int, out: IO[bytes]) -> None:
     try:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
+        # By this the server tells the memory of one from that of another.
+        helpers._INSTANCE_ID_BASE += 100 * number
         begin = number * count
         words = f"bench server --rpc-url {rpc} --url {http} --mode cpu --num-tokens 1024 --interval 0.01"
         words += f" --start {begin} --end {begin + count} --kvcache-shape-spec (2,256,16,2,64):bfloat16:4"

@@ -109,7 +109,8 @@ class Vllm:
     def close(self) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        self.core.shutdown()
+        # Not its core: the client does that only once.
+        self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         cleanup_dist_env_and_memory()
         gc.collect()

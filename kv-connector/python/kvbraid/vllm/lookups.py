@@ -44,7 +44,10 @@ class Lookups:
 
     def _seek(self, key: OffloadKey, request: Request) -> LookupResult:
         if key not in request.sought:
-            request.sought[key] = self._engine.seek(self._chunks.keys([key]))
+            # vLLM goes on to the next ones while this one is not known.
+            some = [it for it in request.following(key) if it not in request.sought and not self._known.get(it)]
+            seek = self._engine.seek(self._chunks.keys(some))
+            request.sought.update(dict.fromkeys(some, seek))
         seek = request.sought[key]
         if seek is None:
             return LookupResult.MISS

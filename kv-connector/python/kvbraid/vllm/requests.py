@@ -10,6 +10,8 @@ from kvbraid import Seek
 
 _BATCH = 8
 _BATCH_MAX = 512
+_ASKED = 64
+"""Files of a shared directory that are looked for at a time."""
 
 
 @dataclass
@@ -47,3 +49,8 @@ class Request:
         keys = self._order[place : place + self._size]
         self._next = place + len(keys)
         return keys
+
+    def following(self, key: OffloadKey) -> list[OffloadKey]:
+        """`key` and those after it, some."""
+        place = self._place.get(key)
+        return [key] if place is None else self._order[place : place + _ASKED]
