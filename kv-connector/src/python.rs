@@ -93,14 +93,52 @@ impl Buffer {
         if !bytes.is_empty() {
             // SAFETY: the view keeps `len` writable bytes in one piece in place, `bytes` is as long and lies in memory
             // of ours, and the method's contract is that nobody else touches the buffer before it returns.
-            unsafe {
-                ptr::copy_nonoverlapping(
-                    bytes.as_ptr(),
-                    self.0.buf_ptr().cast::<u8>(),
-                    bytes.len(),
-                );
-            };
+            unsafe { copy(bytes.as_ptr(), self.0.buf_ptr().cast::<u8>(), bytes.len()) };
         }
         true
     }
+}
+
+/// Copies what nobody here looks at again: the destination is not read into the caches first, and does not push out of
+/// them what is copied next. On chunks of some megabytes that takes half the time of an ordinary copy.
+///
+/// # Safety
+/// Both places are valid for `len` bytes and do not overlap.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{
+        __m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
+    };
+    /// Bytes of a line of the caches, and how far ahead of the copy lines are asked for.
+    const LINE: usize = 64;
+    const AHEAD: usize = 1024;
+    const PART: usize = size_of::<__m128i>();
+    let head = to.align_offset(LINE).min(len);
+    let end = head + (len - head) / LINE * LINE;
+    // SAFETY: the head is within `len`.
+    unsafe { ptr::copy_nonoverlapping(from, to, head) };
+    for line in (head..end).step_by(LINE) {
+        // SAFETY: a prefetch has no effect where there is no memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line + AHEAD).cast()) };
+        for at in (line..line + LINE).step_by(PART) {
+            // SAFETY: whole lines are within `len`, and the source may begin anywhere.
+            let value = unsafe { _mm_loadu_si128(from.wrapping_add(at).cast()) };
+            // SAFETY: likewise, and lines of the destination are aligned.
+            unsafe { _mm_stream_si128(to.wrapping_add(at).cast(), value) };
+        }
+    }
+    // SAFETY: this processor has it, as it has the streams. Others see them before what tells of them.
+    unsafe { _mm_sfence() };
+    // SAFETY: the tail is what is left of `len`.
+    unsafe { ptr::copy_nonoverlapping(from.wrapping_add(end), to.wrapping_add(end), len - end) };
+}
+
+/// An ordinary copy.
+///
+/// # Safety
+/// Both places are valid for `len` bytes and do not overlap.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { ptr::copy_nonoverlapping(from, to, len) };
 }

@@ -33,6 +33,8 @@ FORGOTTEN_S = 120.0
 """Loads that LMCache does not ask for any more are given up after this."""
 SHORT = 8
 """Bytes of the shortest hash that the engine takes; LMCache's own checks use shorter ones."""
+SPACES_MAX = 256
+"""Models whose key spaces are kept."""
 RETRY = ("staging_full", "queue_full")
 
 
@@ -92,6 +94,7 @@ class L2Adapter(L2AdapterInterface):
         self._loads: dict[int, tuple[Load, list[int], list[ObjectKey], float]] = {}
         self._stalled: list[_Store] = []
         self._stored: dict[int, L2StoreResult] = {}
+        self._spaces: dict[tuple[str, int], KeySpace] = {}
         self._known: dict[bytes, tuple[ObjectKey, int]] = {}
         self._lookup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._load_fd, self._store_fd = self._engine.load_fd, self._engine.room_fd
@@ -270,7 +273,9 @@ class L2Adapter(L2AdapterInterface):
 
     def _native(self, keys: Sequence[ObjectKey]) -> tuple[list[int], list[Key]]:
         """The engine's keys, each with its place. What makes no key is left out: it is a miss."""
-        spaces: dict[tuple[str, int], KeySpace] = {}
+        if len(self._spaces) > SPACES_MAX:
+            self._spaces = {}
+        spaces = self._spaces
         places, native = [], []
         for place, key in enumerate(keys):
             name = (key.model_name, min(len(key.chunk_hash), SHORT))

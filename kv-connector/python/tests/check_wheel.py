@@ -134,6 +134,20 @@ def test_wrong_buffers_are_refused_and_stay_as_they_are(directory: Path) -> None
         assert fetch(engine, [key(1)])[0] == [True]
 
 
+def test_buffers_of_any_length_begin_anywhere_and_their_neighbours_stay(directory: Path) -> None:
+    # Copies have a head, whole lines of 64 bytes and a tail; any of them may be empty.
+    sizes = [size for line in (0, 64, 128, 4096, 300_032) for size in range(line + 1, line + 64, 13)]
+    keys = [key(n) for n in range(len(sizes))]
+    with Engine(config(directory)) as engine:
+        assert set(engine.store(keys, [payload(n, size) for n, size in enumerate(sizes)])) == {"staged"}
+        for at in (0, 1, 15, 16, 33, 63):
+            memory = [bytearray(b"\xa5" * (size + 128)) for size in sizes]
+            places = [memoryview(it)[at : at + size] for it, size in zip(memory, sizes, strict=True)]
+            assert all(taken(engine.submit_load(keys, places)))
+            for n, (it, size) in enumerate(zip(memory, sizes, strict=True)):
+                assert it == b"\xa5" * at + payload(n, size) + b"\xa5" * (128 - at), (n, size, at)
+
+
 def test_nothing_and_ten_thousand_keys(directory: Path) -> None:
     many = [key(n) for n in range(10_000)]
     with Engine(config(directory, chunk="4 KiB")) as engine:

@@ -119,7 +119,7 @@ impl Inner {
         true
     }
 
-    /// Tells the caller that a load has ended.
+    /// Tells the caller that a load has something to take, or has ended.
     pub(super) fn ring_loads(&self) {
         // Fails only if the counter is full, and then it is readable already.
         let _ = self.load_bell.write(1);

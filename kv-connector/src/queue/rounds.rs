@@ -71,13 +71,12 @@ impl Inner {
             }
             let (units, ended) = state.take(&self.arena);
             state.step_waits &= !state.waiting.is_empty();
-            // Memory comes back only from loads that are taken while they run.
-            let starved = units.is_empty() && !state.waiting.is_empty();
-            if ended || starved {
+            if ended {
                 self.ring_loads();
             }
             if units.is_empty() {
-                if starved {
+                // Memory comes back only from loads that are taken while they run.
+                if !state.waiting.is_empty() {
                     state = self.wait(state, STARVED);
                 }
                 continue;
@@ -109,12 +108,13 @@ impl Inner {
         let Some((_, places)) = state.reading.remove(name) else { return };
         drop(state);
         let chunk = chunk.map(Arc::new);
-        let mut ended = false;
+        let mut is_news = false;
         for (task, place) in places {
-            ended |= task.settle(place, chunk.clone());
+            is_news |= task.settle(place, chunk.clone());
         }
-        // Who is told of a load finds it done.
-        if ended {
+        // Who is told of a load finds its chunks, or finds it done. Chunks that are taken soon are still in the caches,
+        // and their memory serves the next ones.
+        if is_news {
             self.ring_loads();
         }
     }

@@ -85,18 +85,20 @@ impl Task {
         Self { wants, progress, changed: Condvar::new(), taking: Mutex::default() }
     }
 
-    /// The answer for one want. True if the load has ended by it.
+    /// The answer for one want. True if the caller is to be told: the load has ended by it, or there is something to
+    /// take, and there was nothing. Who is told takes everything.
     pub(super) fn settle(&self, place: usize, chunk: Option<Arc<Landed>>) -> bool {
         let mut progress = lock_plain(&self.progress);
         if progress.done_at.is_some() {
             return false;
         }
+        let is_first = chunk.is_some() && progress.landed.is_empty();
         progress.landed.extend(chunk.map(|chunk| (place, chunk)));
         progress.open -= 1;
         let has_ended = progress.open == 0 && progress.close();
         drop(progress);
         self.changed.notify_all();
-        has_ended
+        has_ended || is_first
     }
 
     /// Ends it with what it has got. True if it had not ended.

@@ -136,22 +136,40 @@ fn a_load_ends_at_its_deadline_with_what_it_has_got() {
     handles.iter().for_each(|handle| handle.set_plan(FaultPlan::NONE));
 }
 
+/// Takes a load only when the descriptor says so; what it brought, and how often it was told.
+fn take_when_told(queue: &LoadQueue, load: &Load) -> (Vec<bool>, usize) {
+    for told in 1.. {
+        let mut fds = [PollFd::new(queue.load_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::from(10_000_u16)).unwrap(), 1, "nothing was told");
+        let mut count = [0; 8];
+        nix::unistd::read(queue.load_fd(), &mut count).unwrap();
+        if let Some(hits) = load.take(|_, _| {}) {
+            return (hits, told);
+        }
+    }
+    unreachable!("told without end")
+}
+
 #[test]
 fn who_waits_on_the_descriptor_is_told() {
     let keys = keys(0..4);
     let engine = filled(two_tiers(), &keys);
     let queue = queue(&engine, |_| {});
     let load = queue.submit(wants(&keys));
-    let mut hits = None;
-    while hits.is_none() {
-        let mut fds = [PollFd::new(queue.load_fd(), PollFlags::POLLIN)];
-        assert_eq!(poll(&mut fds, PollTimeout::from(10_000_u16)).unwrap(), 1, "nothing was told");
-        let mut count = [0; 8];
-        nix::unistd::read(queue.load_fd(), &mut count).unwrap();
-        hits = load.take(|_, _| {});
-    }
-    assert_eq!(hits, Some(vec![true; 4]));
+    assert_eq!(take_when_told(&queue, &load).0, vec![true; 4]);
     assert_eq!(load.take(|_, _| panic!("handed over twice")), Some(vec![false; 4]));
+}
+
+#[test]
+fn who_waits_on_the_descriptor_is_told_of_chunks_before_the_load_has_ended() {
+    let keys = keys(0..8);
+    let engine = filled(two_tiers(), &keys);
+    // Its memory serves the next chunks only once it is taken.
+    let queue = queue(&engine, |section| section.memory = Some(ByteSize::mib(2)));
+    let load = queue.submit(wants(&keys));
+    let (hits, told) = take_when_told(&queue, &load);
+    assert_eq!(hits, vec![true; 8]);
+    assert!(told > 1, "told once of eight chunks in the memory of two");
 }
 
 #[test]
