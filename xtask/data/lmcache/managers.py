@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-
 from content import Content
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec
+from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config
+from lmcache.v1.distributed.storage_manager import StorageManager
+from lmcache.v1.event_manager import EventManager, EventType
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.pin_monitor import PinMonitor
+from lmcache.v1.storage_backend import storage_manager as in_process
 
 WAIT_S = 120.0
 """Longer than any step: what has not come by then does not come."""
@@ -71,10 +80,6 @@ class MultiProcess:
     """The storage manager of LMCache's server, with these L2 adapters."""
 
     def __init__(self, shape: Shape, adapters: list[dict[str, Any]]) -> None:
-        from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
-        from lmcache.v1.distributed.config import add_storage_manager_args, parse_args_to_config
-        from lmcache.v1.distributed.storage_manager import StorageManager
-
         parser = argparse.ArgumentParser()
         add_storage_manager_args(parser)
         arguments = ["--l1-size-gb", f"{shape.memory_gib:.2f}", "--no-l1-use-lazy", "--eviction-policy", "LRU"]
@@ -129,8 +134,6 @@ class MultiProcess:
         raise TimeoutError("stores do not end")
 
     def read(self) -> int:
-        from lmcache.v1.distributed.api import GroupedObjectKeys, PrefetchTaskSpec
-
         specs = [PrefetchTaskSpec([GroupedObjectKeys(list(it), 0, self._layout)]) for it in self._requests]
         handles = [self._manager.submit_prefetch_task(spec) for spec in specs]
         hits = 0
@@ -206,13 +209,6 @@ class InProcess:
     BACKEND = "LocalDiskBackend"
 
     def __init__(self, shape: Shape, path: str, threads: int, is_async: bool) -> None:
-        from lmcache.utils import CacheEngineKey
-        from lmcache.v1.config import LMCacheEngineConfig
-        from lmcache.v1.event_manager import EventManager
-        from lmcache.v1.metadata import LMCacheMetadata
-        from lmcache.v1.pin_monitor import PinMonitor
-        from lmcache.v1.storage_backend.storage_manager import StorageManager
-
         two, layers, tokens, width = shape.tensor
         config = LMCacheEngineConfig.from_defaults(
             local_cpu=False,
@@ -227,7 +223,7 @@ class InProcess:
         )
         PinMonitor.GetOrCreate(config)
         self._answers, self._events = Answers(), EventManager()
-        self._manager = StorageManager(
+        self._manager = in_process.StorageManager(
             config, self._metadata, event_manager=self._events, async_lookup_server=self._answers
         )
         self._is_async, self._tokens = is_async, tokens
@@ -243,8 +239,6 @@ class InProcess:
         return int.from_bytes(self._content.digest(number)[:8], "big") >> 1
 
     def store(self) -> None:
-        from lmcache.v1.memory_management import MemoryFormat
-
         shapes, types = self._metadata.get_shapes(), self._metadata.get_dtypes()
         backend = self._manager.storage_backends[self.BACKEND]
         for request in self._requests:
@@ -274,8 +268,6 @@ class InProcess:
 
     def _read_async(self) -> int:
         """As the look-ups of one scheduler pass: all requests at once."""
-        from lmcache.v1.event_manager import EventType
-
         self._turn += 1
         names = [f"{self._turn}-{at}" for at in range(len(self._requests))]
         for name, request in zip(names, self._requests, strict=True):

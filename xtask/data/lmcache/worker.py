@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import alone
+from managers import InProcess, MultiProcess, Shape
 
 
 def cpu_s() -> float:
@@ -31,9 +32,12 @@ def drop_pages(paths: list[str]) -> None:
 
 
 def manager(order: dict[str, Any]) -> Any:
-    from managers import InProcess, MultiProcess, Shape
-
     shape = Shape(order["chunk_bytes"], order["chunks"], order["requests"])
+    if "hicache" in order:
+        # Its imports are not LMCache's business.
+        from hicache import HiCachePool
+
+        return HiCachePool(shape, order)
     if "local_disk" in order:
         return InProcess(shape, order["local_disk"], order["threads"], order["async"])
     return MultiProcess(shape, order["adapters"])
@@ -63,10 +67,11 @@ class Worker:
         return {}
 
     def on_read(self, order: dict[str, Any]) -> dict[str, Any]:
-        """All chunks, `passes` times: only reading is timed, and charged to the processor."""
+        """All chunks, until that has taken long enough: only reading is timed, and charged to the processor."""
         seconds = cpu = 0.0
-        hits = wrong = 0
-        for _ in range(order["passes"]):
+        hits = wrong = passes = 0
+        while passes == 0 or seconds < order["seconds"]:
+            passes += 1
             cpu_before, begun = cpu_s(), time.monotonic()
             hits += self._manager.read()
             seconds += time.monotonic() - begun
@@ -77,7 +82,7 @@ class Worker:
             "seconds": seconds,
             "bytes": hits * self._order["chunk_bytes"],
             "hits": hits,
-            "wanted": self._order["chunks"] * order["passes"],
+            "wanted": self._order["chunks"] * passes,
             "bytes_wrong": wrong,
             "duplicate_bytes": self._duplicate_bytes - before,
             "cpu_s": cpu,

@@ -17,7 +17,7 @@ use crate::{metadata, run};
 #[derive(clap::Args)]
 pub(crate) struct Bench {
     /// Only benches of this name or crate; `demo` is the whole engine on a real trace, `lmcache` a real LMCache over ours
-    /// and over its own back ends.
+    /// and over its own back ends, `hicache` the same of SGLang's HiCache.
     name: Option<String>,
     /// For `retrieval`: over modelled devices, in virtual time.
     #[arg(long, requires = "name")]
@@ -42,9 +42,14 @@ impl Bench {
             ensure!(self.name.as_deref() == Some("retrieval"), "--devices: only of retrieval");
             return devices::bench(&self.options);
         }
-        if self.name.as_deref() == Some("lmcache") {
+        let subject = match self.name.as_deref() {
+            Some("lmcache") => Some(lmcache::Subject::Lmcache),
+            Some("hicache") => Some(lmcache::Subject::Hicache),
+            _ => None,
+        };
+        if let Some(subject) = subject {
             ensure!(!self.model, "--model: only of retrieval");
-            return lmcache::bench(&self.options);
+            return lmcache::bench(subject, &self.options);
         }
         let wants = |names: [&str; 2]| {
             self.name.as_ref().is_none_or(|wanted| names.contains(&wanted.as_str()))

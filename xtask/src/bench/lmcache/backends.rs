@@ -5,8 +5,9 @@ use std::{fs::File, path::Path};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-pub(super) const NAMES: [&str; 6] =
+pub(super) const LMCACHE: [&str; 6] =
     ["kvbraid", "fs_native", "raw_block", "two_stock", "local_disk_sync", "local_disk_async"];
+pub(super) const HICACHE: [&str; 2] = ["kvbraid", "hicache_file"];
 pub(super) const CHUNK_BYTES: u64 = 4 << 20;
 pub(super) const REQUESTS: u64 = 16;
 /// Threads that read for a stock back end: more brought nothing on the throttled device nor on the bare disk.
@@ -26,13 +27,29 @@ pub(super) fn is_ours(name: &str) -> bool {
     name == "kvbraid"
 }
 
-/// How a worker opens a back end, for so many chunks.
-pub(super) fn order(name: &str, mounts: &Mounts<'_>, chunks: u64) -> Result<Value> {
-    let paths: Vec<String> =
-        [mounts.fast, mounts.slow].iter().map(|it| it.display().to_string()).collect();
+/// How a worker opens a back end of SGLang's HiCache, for so many pages.
+pub(super) fn hicache(name: &str, mounts: &Mounts<'_>, chunks: u64) -> Value {
+    let (kind, extra) = if is_ours(name) {
+        let extra = json!({"backend_name": "kvbraid", "module_path": "kvbraid.sglang",
+            "class_name": "HiCache", "interface_v1": 1, "weights": "none",
+            "config": configuration(mounts, chunks)});
+        ("dynamic", extra)
+    } else {
+        ("file", json!({"file_storage_path": mounts.fast.join("hicache_file")}))
+    };
+    json!({"do": "open", "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "requests": REQUESTS,
+        "paths": paths(mounts), "hicache": kind, "extra": extra})
+}
+
+fn paths(mounts: &Mounts<'_>) -> [String; 2] {
+    [mounts.fast, mounts.slow].map(|it| it.display().to_string())
+}
+
+/// How a worker opens a back end of LMCache, for so many chunks.
+pub(super) fn lmcache(name: &str, mounts: &Mounts<'_>, chunks: u64) -> Result<Value> {
     let mut order = json!({
         "do": "open", "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "requests": REQUESTS,
-        "paths": paths,
+        "paths": paths(mounts),
     });
     // Files of one name and content: what one back end stored the other finds, or writes again.
     let files = |mount: &Path| {
@@ -54,24 +71,28 @@ pub(super) fn order(name: &str, mounts: &Mounts<'_>, chunks: u64) -> Result<Valu
 }
 
 fn ours(mounts: &Mounts<'_>, chunks: u64) -> Value {
+    let mut config = configuration(mounts, chunks);
+    config["namespace"] = json!({"model": "bench/model", "weights": "none", "dtype": "bfloat16",
+        "layout": "2LTD", "chunk_tokens": 256, "serde": "raw", "hash_algorithm": "blake3", "hash_seed": "none",
+        "tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "engine": "vllm",
+        "engine_major": 0});
+    json!({"type": "plugin", "module_path": "kvbraid.lmcache", "class_name": "L2Adapter",
+        "adapter_params": {"config": config}})
+}
+
+fn configuration(mounts: &Mounts<'_>, chunks: u64) -> Value {
     // Below its high watermark a tier drops nothing.
     let capacity = (chunks * 4 / 3 + 128) * (CHUNK_BYTES + 2 * HEADER);
     let tier = |name: &str, mount: &Path| {
         json!({"name": name, "kind": "nvme", "path": mount.join("kvbraid"),
             "capacity": format!("{capacity} B"), "segment": "256 MiB"})
     };
-    let config = json!({
+    json!({
         "engine": {"chunk_bytes_max": format!("{CHUNK_BYTES} B"), "host_cache": "0 B",
             "staging": "256 MiB", "write_max_age_ms": 20},
-        "queue": {"memory": "256 MiB"},
+        "queue": {"memory": "512 MiB"},
         "tier": [tier("fast", mounts.fast), tier("slow", mounts.slow)],
-        "namespace": {"model": "bench/model", "weights": "none", "dtype": "bfloat16", "layout": "2LTD",
-            "chunk_tokens": 256, "serde": "raw", "hash_algorithm": "blake3", "hash_seed": "none",
-            "tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "engine": "vllm",
-            "engine_major": 0},
-    });
-    json!({"type": "plugin", "module_path": "kvbraid.lmcache", "class_name": "L2Adapter",
-        "adapter_params": {"config": config}})
+    })
 }
 
 /// It takes a device or a file of its size.
@@ -95,7 +116,7 @@ mod tests {
     fn stock_back_ends_read_the_fast_device_without_the_page_cache() {
         let (fast, slow) = (env::temp_dir(), env::temp_dir().join("slow"));
         let mounts = Mounts { fast: &fast, slow: &slow };
-        let order = |name| order(name, &mounts, 10).unwrap();
+        let order = |name| lmcache(name, &mounts, 10).unwrap();
         let files = order("fs_native")["adapters"][0].clone();
         assert_eq!(files["use_odirect"], true);
         assert_eq!(files["base_path"], fast.join("fs_native").display().to_string());

@@ -12,7 +12,11 @@ mod table;
 mod throttle;
 mod worker;
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -40,46 +44,86 @@ use crate::{
 
 /// What LMCache's raw block store needs, and does not bring.
 const RAW_BLOCK: &str = "lmcache_rust_raw_block_io==0.5.7rc2";
+/// Why one back end is not among them.
+const MOONCAKE: &str =
+    "LMCache's wheel comes without lmcache_mooncake, the extension that this adapter is made of";
 pub(super) const SCENARIOS: [&str; 2] = ["throttled", "unthrottled"];
 /// The bare disk is a second scenario, not the judged one.
-const BARE_REPS_MAX: u32 = 3;
+const BARE_REPS_MAX: u32 = 2;
 
-/// Measures, writes `lmcache.json`, prints tables and aims; where the machine cannot, says why and does nothing.
-pub(super) fn bench(options: &Options) -> Result<()> {
+/// Whose storage back ends are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    Lmcache,
+    Hicache,
+}
+
+impl Subject {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Lmcache => "lmcache",
+            Self::Hicache => "hicache",
+        }
+    }
+
+    fn backends(self) -> &'static [&'static str] {
+        match self {
+            Self::Lmcache => &backends::LMCACHE,
+            Self::Hicache => &backends::HICACHE,
+        }
+    }
+
+    /// What cannot be measured, whatever the machine.
+    fn absent(self) -> Vec<Value> {
+        match self {
+            Self::Lmcache => vec![json!({"backend": "mooncake", "why": MOONCAKE})],
+            Self::Hicache => Vec::new(),
+        }
+    }
+}
+
+/// Measures, writes `lmcache.json` or `hicache.json`, prints tables and aims; where the machine cannot, says why and
+/// does nothing.
+pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
     for name in &options.backends {
-        ensure!(
-            backends::NAMES.contains(&name.as_str()),
-            "--backend {name}: there are {:?}",
-            backends::NAMES
-        );
+        let all = subject.backends();
+        ensure!(all.contains(&name.as_str()), "--backend {name}: there are {all:?}");
     }
     for name in &options.scenarios {
         ensure!(SCENARIOS.contains(&name.as_str()), "--scenario {name}: there are {SCENARIOS:?}");
     }
+    let skip = |why: &str| skip(subject, options, why);
     let host = match Host::look() {
         Ok(host) => host,
-        Err(Missing(why)) => return skip(options, &why),
+        Err(Missing(why)) => return skip(&why),
     };
     let venv = match engines::with_wheel()? {
         Ok(venv) => venv,
-        Err(Absent(why)) => return skip(options, &why),
+        Err(Absent(why)) => return skip(&why),
     };
     let home = directory().join("lmcache");
     let packages = home.join("packages");
-    let mut failed = Vec::new();
-    let mut wanted = options.backends();
+    let mut failed = subject.absent();
+    let mut wanted = options.backends(subject);
+    let mut places = vec![packages.clone()];
     if wanted.contains(&"raw_block")
         && let Err(error) = fetch(&venv, &packages)
     {
         wanted.retain(|it| *it != "raw_block");
         failed.push(json!({"backend": "raw_block", "why": format!("{RAW_BLOCK}: {error:#}")}));
     }
+    if subject == Subject::Hicache {
+        match sglang() {
+            Ok(place) => places.push(place),
+            Err(Absent(why)) => return skip(&why),
+        }
+    }
     // Before any thread or child exists: they inherit which signals are blocked.
     let signals = Signals::listen()?;
     let seconds = options.seconds();
     let setup = match Setup::new(&home, &host, device_bytes(seconds)) {
         Ok(setup) => setup,
-        Err(error) if error.is::<Missing>() => return skip(options, &format!("{error:#}")),
+        Err(error) if error.is::<Missing>() => return skip(&format!("{error:#}")),
         Err(error) => return Err(error),
     };
     let logs = run::root().join("target/xtask");
@@ -88,7 +132,8 @@ pub(super) fn bench(options: &Options) -> Result<()> {
         place: Place {
             python: venv.join("bin/python"),
             script: run::root().join("xtask/data/lmcache/worker.py"),
-            packages: &packages,
+            packages: env::join_paths(places)?,
+            bytecode: &home.join("bytecode"),
             logs: &logs,
             cgroup: setup.cgroup(),
             signals: &signals,
@@ -96,12 +141,20 @@ pub(super) fn bench(options: &Options) -> Result<()> {
         throttle: Throttle::new(setup.cgroup()),
         devices: setup.devices(),
         limits_mbps: LIMITS_MBPS,
+        subject,
         backends: wanted,
         seconds,
     };
     let measured = measure(&study, options, failed)?;
     ensure!(!signals.arrived(), "stopped by a signal");
-    show(options, &measured)
+    show(subject, options, &measured)
+}
+
+/// As `cargo xtask e2e sglang` installed it.
+fn sglang() -> std::result::Result<PathBuf, Absent> {
+    let home = run::root().join("target/e2e/sglang");
+    let absent = || Absent("there is no SGLang; run `cargo xtask e2e sglang` first".to_owned());
+    home.join("sglang").exists().then_some(home).ok_or_else(absent)
 }
 
 /// Everything that was measured, and what could not be.
@@ -112,7 +165,11 @@ struct Measured {
     failed: Vec<Value>,
 }
 
-fn measure(study: &Study<'_>, options: &Options, mut failed: Vec<Value>) -> Result<Measured> {
+fn measure<'a>(
+    study: &'a Study<'a>,
+    options: &Options,
+    mut failed: Vec<Value>,
+) -> Result<Measured> {
     let reps = options.reps.unwrap_or(if options.quick { 2 } else { 7 });
     let (mut throttled, mut bare) = (Found::default(), Found::default());
     study.limit(true)?;
@@ -124,7 +181,8 @@ fn measure(study: &Study<'_>, options: &Options, mut failed: Vec<Value>) -> Resu
     if options.wants(SCENARIOS[1]) {
         bare = study.bare(&mut runners, reps.min(BARE_REPS_MAX))?;
     }
-    let overhead = study.overhead(&mut runners).unwrap_or_else(|error| {
+    let overhead = study.overhead(&mut runners);
+    let overhead = overhead.unwrap_or_else(|error| {
         failed.push(
             json!({"backend": "kvbraid", "scenario": "overhead", "why": format!("{error:#}")}),
         );
@@ -139,7 +197,7 @@ fn measure(study: &Study<'_>, options: &Options, mut failed: Vec<Value>) -> Resu
     Ok(Measured { throttled, bare, overhead, failed })
 }
 
-fn show(options: &Options, measured: &Measured) -> Result<()> {
+fn show(subject: Subject, options: &Options, measured: &Measured) -> Result<()> {
     let Measured { throttled, bare, overhead, failed } = measured;
     let rows = |found: &Found| found.rows.iter().map(rows::Row::to_json).collect::<Vec<_>>();
     let verdicts = table::verdicts(&throttled.rows, &throttled.device_mbps);
@@ -157,7 +215,7 @@ fn show(options: &Options, measured: &Measured) -> Result<()> {
             "limits_mbps": LIMITS_MBPS,
         },
     });
-    save(options, document)?;
+    save(subject, options, document)?;
     let [fast, slow] = LIMITS_MBPS;
     let title = format!("devices limited to {fast} and {slow} MB/s");
     print!("{}", table::draw(&title, &throttled.rows));
@@ -172,23 +230,27 @@ fn show(options: &Options, measured: &Measured) -> Result<()> {
     for (met, what) in verdicts {
         println!("{:<6} {what}", if met { "met" } else { "MISSED" });
     }
-    println!("\nEvery repetition is in {}", directory().join("lmcache.json").display());
+    println!(
+        "\nEvery repetition is in {}",
+        directory().join(subject.name()).with_extension("json").display()
+    );
     Ok(())
 }
 
-fn save(options: &Options, document: Value) -> Result<()> {
-    write("lmcache", document)?;
+fn save(subject: Subject, options: &Options, document: Value) -> Result<()> {
+    write(subject.name(), document)?;
     if let Some(path) = &options.json {
-        let from = directory().join("lmcache.json");
+        let from = directory().join(subject.name()).with_extension("json");
         fs::copy(&from, path).with_context(|| format!("write {}", path.display()))?;
     }
     Ok(())
 }
 
-fn skip(options: &Options, why: &str) -> Result<()> {
-    println!("SKIP bench lmcache: {why}");
+fn skip(subject: Subject, options: &Options, why: &str) -> Result<()> {
+    println!("SKIP bench {}: {why}", subject.name());
     // What an earlier run measured must not be read as this one's.
-    save(options, json!({"results": [], "device_mbps": [], "skipped": why, "parameters": {}}))
+    let nothing = json!({"results": [], "device_mbps": [], "skipped": why, "parameters": {}});
+    save(subject, options, nothing)
 }
 
 /// What the environment of the engines lacks, beside it.
@@ -201,17 +263,20 @@ fn fetch(venv: &Path, packages: &Path) -> Result<()> {
     quiet(&mut pip)
 }
 
-/// Ours on both; on the fast one files, a raw block store, in-process files and what is read alone, and some room.
+/// Ours on both; on the fast one files, a raw block store, in-process files and what is read alone; and some room.
 fn device_bytes(seconds: f64) -> [u64; 2] {
     let bytes = |mbps: u32| step_chunks(mbps, seconds) * CHUNK_BYTES;
     let [fast, slow] = LIMITS_MBPS;
-    let ours = bytes(fast + slow) * 3 / 2;
-    [ours + 5 * bytes(fast) + (2 << 30), ours + bytes(fast) + 2 * bytes(slow) + (1 << 30)]
+    let ours = bytes(fast + slow) * 6 / 5;
+    [
+        ours + 4 * bytes(fast) + bytes(fast) / 5 + (1 << 30),
+        ours + bytes(fast) + 2 * bytes(slow) + (1 << 29),
+    ]
 }
 
 impl Options {
-    fn backends(&self) -> Vec<&'static str> {
-        let all = backends::NAMES.into_iter();
+    fn backends(&self, subject: Subject) -> Vec<&'static str> {
+        let all = subject.backends().iter().copied();
         all.filter(|name| self.backends.is_empty() || self.backends.iter().any(|it| it == name))
             .collect()
     }

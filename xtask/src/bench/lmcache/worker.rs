@@ -1,6 +1,7 @@
 //! One back end in a process of its own, told line by line what to do.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
@@ -24,7 +25,9 @@ pub(super) struct Place<'a> {
     pub(super) python: PathBuf,
     pub(super) script: PathBuf,
     /// Where packages are that the environment of the engines lacks.
-    pub(super) packages: &'a Path,
+    pub(super) packages: OsString,
+    /// Compiled Python, kept from run to run: the engines' environment may come without.
+    pub(super) bytecode: &'a Path,
     pub(super) logs: &'a Path,
     pub(super) cgroup: &'a Path,
     pub(super) signals: &'a Signals,
@@ -46,7 +49,7 @@ impl<'a> Worker<'a> {
         let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let mut command = Command::new(&place.python);
         command.arg("-W").arg("ignore").arg(&place.script);
-        command.env("PYTHONPATH", place.packages).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("PYTHONPATH", &place.packages).env("PYTHONPYCACHEPREFIX", place.bytecode);
         command.envs([("LMCACHE_LOG_LEVEL", "WARNING"), ("LMCACHE_TRACK_USAGE", "false")]);
         command.envs([("PYTHONHASHSEED", "0"), ("HF_HUB_OFFLINE", "1")]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
