@@ -1,7 +1,7 @@
 """The native half. The interpreter lock is released around all that blocks or copies."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -184,6 +184,20 @@ class Engine:
 
     def delete(self, keys: Sequence[Key]) -> list[bool]:
         """Removes chunks that are neither locked nor still to be written; for each, whether nothing of it is readable."""
+
+    def claim(self, request: str, keys: Sequence[Key], time_to_use_s: float | None = None) -> int:
+        """Says that a request will read those chunks that tiers of kind flash hold; how many these are.
+
+        It costs nothing until the time until use falls to the time until they are ready; then they are brought into fast
+        memory and kept there. The load that reads all of them ends the claim; a second claim of a request replaces the first.
+        None: the time is projected from the claims before it.
+        """
+
+    def revise(self, times_s: Mapping[str, float | None]) -> int:
+        """Other times until use, by request; how many of these have a claim."""
+
+    def cancel(self, request: str) -> bool:
+        """Gives up what a request claimed, in any state; whether it had a claim."""
 
     def gone(self) -> list[bytes]:
         """Digests of chunks that left the last tier since the last call; of very many, the latest."""

@@ -1,6 +1,7 @@
 //! The engine, its queue of loads, and its locks.
 
 use std::{
+    collections::HashMap,
     path::PathBuf,
     process,
     sync::{
@@ -211,6 +212,35 @@ impl PyEngine {
             digests
         });
         Ok(digests.iter().map(|digest| PyBytes::new(py, &digest.to_bytes())).collect())
+    }
+
+    /// Says what a request will read, and when; the number of chunks claimed.
+    #[pyo3(signature = (request, keys, time_to_use_s = None))]
+    fn claim(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        keys: Vec<Bound<'_, PyKey>>,
+        time_to_use_s: Option<f64>,
+    ) -> PyResult<u64> {
+        self.live()?;
+        let (keys, until) = (chunk_keys(&keys), time_to_use_s.map(seconds));
+        guard(|| Ok(py.detach(|| self.engine.claim(request, &keys, until).chunks)))
+    }
+
+    /// Other times until use, by request; the number of requests that have a claim.
+    fn revise(&self, py: Python<'_>, times_s: HashMap<String, Option<f64>>) -> PyResult<usize> {
+        self.live()?;
+        let revise = |(request, time_s): (&String, &Option<f64>)| {
+            self.engine.revise(request, time_s.map(seconds))
+        };
+        guard(|| Ok(py.detach(|| times_s.iter().filter(|it| revise(*it)).count())))
+    }
+
+    /// Gives up what a request claimed; whether it had a claim.
+    fn cancel(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
+        self.live()?;
+        guard(|| Ok(py.detach(|| self.engine.cancel(request))))
     }
 
     /// An eventfd: a load has something to take.

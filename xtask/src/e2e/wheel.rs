@@ -29,7 +29,8 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     environment(&home, &[])?;
     install(&home, &wheel)?;
     python_tests(report, &home, "check_wheel.py", &[])?;
-    python_tests(report, &home, "check_steps.py", &[])
+    python_tests(report, &home, "check_steps.py", &[])?;
+    python_tests(report, &home, "check_claims.py", &[])
 }
 
 /// Runs one script of `kv-connector/python/tests` and counts what it reports.
