@@ -52,18 +52,21 @@ class HiCachePool:
         ends = range(0, len(self._names), STORAGE_BATCH_SIZE)
         return [range(at, min(at + STORAGE_BATCH_SIZE, len(self._names))) for at in ends]
 
-    def _page(self, number: int) -> View:
-        return View(self._pool.get_data_page(number * PAGE, flat=True))
+    def _page(self, number: int) -> torch.Tensor:
+        """A copy of a page, in most layouts of the pool."""
+        return self._pool.get_data_page(number * PAGE, flat=True).contiguous()
 
     def store(self) -> None:
         for batch in self._batches():
             for number in batch:
-                self._content.fill(number, self._page(number))
+                page = self._page(number)
+                self._content.fill(number, View(page))
+                self._pool.set_from_flat_data_page(number * PAGE, page)
             names = [self._names[it] for it in batch]
             if self._is_v1:
                 stored = all(self._storage.batch_set_v1(names, self._places(batch)))
             else:
-                stored = self._storage.batch_set(names, [self._pool.get_data_page(it * PAGE, flat=True) for it in batch])
+                stored = self._storage.batch_set(names, [self._page(it) for it in batch])
             assert stored, "pages were refused"
         engine = getattr(self._storage, "_engine", None)
         assert engine is None or engine.flush(WAIT_S), "staging is not empty"
@@ -89,7 +92,12 @@ class HiCachePool:
         return len(self._hits)
 
     def check(self) -> int:
-        wrong = sum(self._content.wrong_bytes(number, self._page(number)) for number in self._hits)
+        wrong = 0
+        for number in self._hits:
+            page = self._page(number)
+            wrong += self._content.wrong_bytes(number, View(page))
+            # Nothing of it is left for a later read to pass by.
+            self._pool.set_from_flat_data_page(number * PAGE, page)
         self._hits = []
         return wrong
 
