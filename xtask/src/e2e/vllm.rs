@@ -13,5 +13,6 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
             return Ok(());
         }
     };
-    python_tests(report, &venv, "check_vllm.py", &[])
+    python_tests(report, &venv, "check_vllm.py", &[])?;
+    python_tests(report, &venv, "check_vllm_claims.py", &[])
 }

@@ -81,6 +81,16 @@ class Tier(SecondaryTierManager):
         self._stores = Stores(self._engine, self._chunks)
         _log.info("KVBraid keeps chunks of %d bytes under %s", self.block_size_bytes, found)
 
+    @property
+    def engine(self) -> Engine:
+        """For those that tell it what vLLM tells no tier."""
+        return self._engine
+
+    @property
+    def chunks(self) -> Chunks:
+        """Names of chunks."""
+        return self._chunks
+
     # Requests.
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
