@@ -23,7 +23,7 @@ use crate::{
     config::windows,
     directory::Directory,
     flash::Desk,
-    inspect::{PurgeRefusal, PurgeReport, PurgeRequest},
+    inspect::{KeptChunk, PurgeRefusal, PurgeReport, PurgeRequest, Selector},
     load::{Arrived, load},
     open::open_tiers,
     shared::Shared,
@@ -263,6 +263,15 @@ impl Engine {
     /// If another purge runs, or the engine is closed.
     pub fn purge(&self, request: &PurgeRequest) -> Result<PurgeReport, PurgeRefusal> {
         self.shared.purge(request)
+    }
+
+    /// Chunks of a selection that are on tiers now, of very many some. The header of every chunk is read for it, a few at
+    /// a time, behind the reads of steps.
+    ///
+    /// # Errors
+    /// As of [`purge`](Self::purge), of which one runs at a time.
+    pub fn list(&self, selector: &Selector) -> Result<Vec<KeptChunk>, PurgeRefusal> {
+        self.shared.list(selector)
     }
 
     /// Counters and gauges.

@@ -1,15 +1,17 @@
 //! Purges while the engine serves: what is asked of the tier threads, and what they answer.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Condvar, Mutex, PoisonError, TryLockError, atomic::Ordering},
     time::Duration,
 };
 
+use kv_chunk::{Digest, KeyParts};
 use kv_tiers::Record;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::Selector;
+use super::{KeptChunk, Selector, list::LISTED_MAX};
 use crate::{
     clock::{now_ns, ns_from_ms},
     shared::Shared,
@@ -106,10 +108,12 @@ pub(crate) struct Errand {
     pub(crate) end_ns: u64,
     answers: Mutex<Vec<Option<TierPurge>>>,
     answered: Condvar,
+    /// What was matched, for who asked for a list.
+    seen: Option<Mutex<HashMap<Digest, KeptChunk>>>,
 }
 
 impl Errand {
-    fn new(request: &PurgeRequest, tiers: usize) -> Self {
+    pub(super) fn new(request: &PurgeRequest, tiers: usize) -> Self {
         let patience_ns = now_ns().saturating_add(ns_from_ms(request.wait_ms));
         Self {
             selector: request.selector.clone(),
@@ -118,7 +122,30 @@ impl Errand {
             end_ns: patience_ns.saturating_add(WORK_NS),
             answers: Mutex::new(vec![None; tiers]),
             answered: Condvar::new(),
+            seen: None,
         }
+    }
+
+    /// Lists what is selected, and removes nothing.
+    pub(super) fn to_list(selector: &Selector, tiers: usize) -> Self {
+        let request = PurgeRequest { dry_run: true, ..PurgeRequest::new(selector.clone()) };
+        Self { seen: Some(Mutex::default()), ..Self::new(&request, tiers) }
+    }
+
+    /// A chunk that is selected.
+    pub(crate) fn see(&self, digest: Digest, canonical: &[u8], payload_bytes: u64) {
+        let Some(seen) = &self.seen else { return };
+        let mut seen = lock_plain(seen);
+        if seen.len() < LISTED_MAX
+            && let Ok(key) = KeyParts::parse(canonical)
+        {
+            seen.insert(digest, KeptChunk { digest, key, payload_bytes });
+        }
+    }
+
+    pub(super) fn take_seen(&self) -> Vec<KeptChunk> {
+        let seen = self.seen.as_ref().map(|seen| std::mem::take(&mut *lock_plain(seen)));
+        seen.unwrap_or_default().into_values().collect()
     }
 
     pub(crate) fn answer(&self, tier: usize, answer: TierPurge) {
@@ -129,7 +156,7 @@ impl Errand {
     }
 
     /// Waits for all answers while `open`.
-    fn wait(&self, open: impl Fn() -> bool) -> Vec<Option<TierPurge>> {
+    pub(super) fn wait(&self, open: impl Fn() -> bool) -> Vec<Option<TierPurge>> {
         let mut answers = lock_plain(&self.answers);
         while answers.iter().any(Option::is_none) && open() && now_ns() < self.end_ns {
             let waited = self.answered.wait_timeout(answers, LOOK_EVERY);

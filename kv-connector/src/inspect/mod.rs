@@ -7,6 +7,7 @@
 //! *Is not*: a way around a running engine. Where one holds a directory, opening fails and says whose it is.
 
 mod check;
+mod list;
 mod live;
 mod offline;
 mod pages;
@@ -17,6 +18,7 @@ mod socket_client;
 
 pub use self::{
     check::{CheckOptions, CheckReport, TierCheck, check},
+    list::KeptChunk,
     live::{PurgeRefusal, PurgeReport, PurgeRequest, TierPurge},
     offline::{Offline, OfflineStats, OfflineStatus, OfflineTier, TierState},
     purge::{OfflinePurge, TierPurgeOffline, purge_offline},

@@ -181,6 +181,9 @@ impl Worker {
             Some(true) => {
                 purge.found.matched_chunks += 1;
                 purge.found.matched_bytes += held.payload_bytes;
+                if let Some(header) = header {
+                    purge.errand.see(digest, header.canonical_key(), held.payload_bytes);
+                }
                 if !purge.errand.dry_run {
                     self.purge_chunk(digest, now_ns);
                 }

@@ -1,0 +1,48 @@
+//! What a running engine's tiers keep, by key: asked of their headers, since indices know digests only.
+
+use std::sync::{Arc, TryLockError, atomic::Ordering};
+
+use kv_chunk::{Digest, KeyParts};
+
+use super::{Errand, PurgeRefusal, Selector};
+use crate::shared::Shared;
+
+/// More are left out of a list.
+pub(super) const LISTED_MAX: usize = 1 << 18;
+
+/// A chunk that some tier keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeptChunk {
+    /// What names it in events.
+    pub digest: Digest,
+    /// Its key, taken apart.
+    pub key: KeyParts,
+    /// Bytes of its payload.
+    pub payload_bytes: u64,
+}
+
+impl Shared {
+    /// Those chunks of a selection that are on tiers now: what is staged is not among them.
+    pub(crate) fn list(&self, selector: &Selector) -> Result<Vec<KeptChunk>, PurgeRefusal> {
+        if !self.is_usable() {
+            return Err(PurgeRefusal::Closed);
+        }
+        if selector.is_empty() {
+            return Err(PurgeRefusal::Nothing);
+        }
+        let _one = match self.purging.try_lock() {
+            Ok(one) => one,
+            Err(TryLockError::Poisoned(one)) => one.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(PurgeRefusal::Busy),
+        };
+        let errand = Arc::new(Errand::to_list(selector, self.tiers.len()));
+        for tier in &self.tiers {
+            if !tier.push_errand(&errand) {
+                errand.answer(tier.id.index(), Default::default());
+            }
+        }
+        errand.wait(|| !self.closed.load(Ordering::Acquire));
+        Ok(errand.take_seen())
+    }
+}
