@@ -18,24 +18,47 @@ pub struct Arenas {
     pub(crate) cache_slots: usize,
 }
 
-impl Arenas {
-    pub(crate) fn new(config: &Config) -> Result<Self, EngineError> {
+/// How many slots of what size.
+struct Sizes {
+    slot_bytes: u64,
+    cache_slots: u64,
+    read_slots: u64,
+    staging_slots: u64,
+}
+
+impl Sizes {
+    fn of(config: &Config) -> Self {
         let engine = &config.engine;
         let slot_bytes = record_bytes(engine.chunk_bytes_max.0);
-        let slots = |bytes: u64| usize::try_from(bytes / slot_bytes).unwrap_or(usize::MAX);
         let windows: u64 = windows(config).iter().map(|window| u64::from(window.max)).sum();
         let buffer = engine.read_buffer.map_or(2 * windows * slot_bytes, |buffer| buffer.0);
-        let cache_slots = slots(engine.host_cache.0);
+        let cache_slots = engine.host_cache.0 / slot_bytes;
+        let read_slots = cache_slots.saturating_add((buffer / slot_bytes).max(1));
+        Self { slot_bytes, cache_slots, read_slots, staging_slots: engine.staging.0 / slot_bytes }
+    }
+}
+
+impl Arenas {
+    /// Bytes of both, reads and staging.
+    pub(crate) fn bytes(config: &Config) -> (u64, u64) {
+        let sizes = Sizes::of(config);
+        let bytes = |slots: u64| slots.saturating_mul(sizes.slot_bytes);
+        (bytes(sizes.read_slots), bytes(sizes.staging_slots))
+    }
+
+    pub(crate) fn new(config: &Config) -> Result<Self, EngineError> {
+        let engine = &config.engine;
+        let Sizes { slot_bytes, cache_slots, read_slots, staging_slots } = Sizes::of(config);
+        let count = |slots: u64| usize::try_from(slots).unwrap_or(usize::MAX);
         let make = |purpose, slots| {
-            let bytes = usize::try_from(slot_bytes).unwrap_or(usize::MAX);
-            let mut arena = ArenaConfig::new(bytes, slots);
+            let mut arena = ArenaConfig::new(count(slot_bytes), count(slots));
             arena.lock = engine.lock_memory;
             Arena::new(arena).map_err(|source| EngineError::Arena { purpose, source })
         };
         let arenas = Self {
-            reads: make("reads", cache_slots.saturating_add(slots(buffer).max(1)))?,
-            staging: make("staging", slots(engine.staging.0))?,
-            cache_slots,
+            reads: make("reads", read_slots)?,
+            staging: make("staging", staging_slots)?,
+            cache_slots: count(cache_slots),
         };
         let unlocked = [&arenas.reads, &arenas.staging].iter().any(|it| !it.stats().locked);
         if engine.lock_memory && unlocked {

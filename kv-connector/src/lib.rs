@@ -30,6 +30,7 @@ mod clock;
 mod close;
 mod config;
 mod directory;
+pub mod doctor;
 mod engine;
 mod error;
 mod event;

@@ -5,6 +5,7 @@
 mod args;
 mod bench;
 mod demo;
+mod doctor;
 mod failure;
 mod fsck;
 mod output;
@@ -35,6 +36,8 @@ enum Command {
     Bench(bench::Bench),
     /// Compare the policies on two tiers, paced 3:1 unless --tier names real directories.
     Demo(demo::Demo),
+    /// Say whether machine, configuration and serving engine are fit for each other.
+    Doctor(doctor::Doctor),
     /// Run the router over modelled devices, in virtual time: no measurement.
     Sim(sim::Sim),
     /// Print what a running engine counts, or what its directories hold.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Replay(replay) => replay.run(),
         Command::Bench(bench) => bench.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Sim(sim) => sim.run(),
         Command::Stat(stat) => stat.run(),
         Command::Fsck(fsck) => fsck.run(),

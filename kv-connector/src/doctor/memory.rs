@@ -1,0 +1,151 @@
+//! Memory: how much an engine takes, what limits it, whether it lies on huge pages, and whether it may be locked.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use kv_tiers::{Arena, ArenaConfig};
+use nix::sys::resource::{Resource, getrlimit};
+
+use super::{Diagnosis, machine::may_lock_memory};
+use crate::{ByteSize, Config, TierKind, arenas::Arenas};
+
+/// Enough to see whether the system grants huge pages.
+const TRIAL_BYTES: usize = 32 << 20;
+
+pub(super) fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>) {
+    huge_pages(diagnosis);
+    let Some(config) = config else { return };
+    let needs = Needs::of(config);
+    limits(diagnosis, &needs);
+    memlock(diagnosis, config, &needs);
+}
+
+/// What an engine of this configuration takes.
+struct Needs {
+    /// Arenas, which rings register.
+    arenas: u64,
+    /// With tiers in memory and the queue of loads.
+    all: u64,
+}
+
+impl Needs {
+    fn of(config: &Config) -> Self {
+        let (reads, staging) = Arenas::bytes(config);
+        let arenas = reads.saturating_add(staging);
+        let in_memory = config.tiers.iter().filter(|tier| tier.kind == TierKind::Memory);
+        let tiers = in_memory.filter_map(|tier| tier.capacity).fold(0_u64, |sum, it| sum + it.0);
+        let slots = config.queue.slots(config.engine.chunk_bytes_max) as u64;
+        let queue = slots.saturating_mul(config.engine.chunk_bytes_max.0);
+        Self { arenas, all: arenas.saturating_add(tiers).saturating_add(queue) }
+    }
+}
+
+fn huge_pages(diagnosis: &mut Diagnosis) {
+    let what = "huge pages";
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = setting.unwrap_or_default();
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned();
+    let Ok(arena) = Arena::new(ArenaConfig::new(TRIAL_BYTES, 1)) else {
+        let found = format!("{} of memory cannot be had", ByteSize(TRIAL_BYTES as u64));
+        diagnosis.fail(what, found, ("an engine does not open without", "give it more memory"));
+        return;
+    };
+    let stats = arena.stats();
+    let got = ByteSize(stats.huge_page_bytes);
+    let found = format!(
+        "transparent_hugepage is `{chosen}`; a trial of {} got {got} on them",
+        ByteSize(stats.bytes)
+    );
+    if stats.huge_page_bytes >= stats.bytes {
+        diagnosis.ok(what, found);
+        return;
+    }
+    let fix = match &*chosen {
+        "never" => "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (on the host)",
+        _ => {
+            "free memory is fragmented or short: start the engine early, or compact it (vm.compact_memory)"
+        }
+    };
+    let why = "on small pages a device takes smaller requests: reads were half as fast in a trial";
+    diagnosis.warn(what, found, (why, fix));
+}
+
+fn limits(diagnosis: &mut Diagnosis, needs: &Needs) {
+    let what = "memory";
+    let wanted = ByteSize(needs.all);
+    let limit = cgroup_limit();
+    if let Some(limit) = limit.filter(|limit| needs.all > *limit) {
+        let found = format!("{wanted} wanted, the container's limit is {}", ByteSize(limit));
+        let why = "all of it is touched at open: the kernel would end the process";
+        let fix =
+            "raise the container's memory limit, or lower host_cache, staging and [queue] memory";
+        diagnosis.fail(what, found, (why, fix));
+        return;
+    }
+    let within = limit.map_or_else(
+        || "no limit of a container".to_owned(),
+        |limit| format!("the container's limit is {}", ByteSize(limit)),
+    );
+    match available() {
+        Some(available) if needs.all > available => {
+            let found = format!("{wanted} wanted, {} available now", ByteSize(available));
+            let why = "all of it is touched at open: others are swapped out, or ended";
+            diagnosis.warn(what, found, (why, "lower host_cache, staging and [queue] memory"));
+        }
+        _ => diagnosis.ok(what, format!("{wanted} wanted; {within}")),
+    }
+}
+
+fn memlock(diagnosis: &mut Diagnosis, config: &Config, needs: &Needs) {
+    let what = "locked memory";
+    let rings = config.tiers.iter().filter(|tier| tier.kind == TierKind::Nvme).count() as u64;
+    let locks = u64::from(config.engine.lock_memory);
+    let wanted = needs.arenas.saturating_mul(rings + locks);
+    let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
+    if wanted == 0 {
+        return;
+    }
+    if may_lock_memory() || limit == u64::MAX {
+        diagnosis.ok(what, format!("{} may be registered and locked: no limit", ByteSize(wanted)));
+        return;
+    }
+    let found = format!(
+        "RLIMIT_MEMLOCK is {}; {rings} rings register {} each{}",
+        ByteSize(limit),
+        ByteSize(needs.arenas),
+        if config.engine.lock_memory { ", and lock_memory asks for as much" } else { "" },
+    );
+    if wanted <= limit {
+        diagnosis.ok(what, found);
+        return;
+    }
+    let why = "buffers are not registered: each read pins its pages anew, which costs CPU time";
+    let fix = "ulimit -l unlimited, LimitMEMLOCK=infinity of the unit, or --ulimit memlock=-1 of the container";
+    diagnosis.warn(what, found, (why, fix));
+}
+
+/// The smallest limit of the memory cgroups that this process is in.
+fn cgroup_limit() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let unified = text.lines().find_map(|line| line.strip_prefix("0::/"));
+    let first = text.lines().find_map(|line| line.split_once(":memory:/").map(|(_, path)| path));
+    let read = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let along = |root: &str, path: &str, file: &str| {
+        let whole = Path::new(root).join(path);
+        let above = whole.ancestors().take_while(|it| it.starts_with(root));
+        above.filter_map(|it| read(it.join(file))).min()
+    };
+    let unified = along("/sys/fs/cgroup", unified.unwrap_or_default(), "memory.max");
+    let older = along("/sys/fs/cgroup/memory", first.unwrap_or_default(), "memory.limit_in_bytes");
+    // Without a limit version 1 says a huge number.
+    unified.into_iter().chain(older).min().filter(|limit| *limit < 1 << 60)
+}
+
+fn available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kib << 10)
+}
