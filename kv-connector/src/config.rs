@@ -13,6 +13,7 @@ use crate::{ByteSize, EngineError, Observer};
 mod check;
 mod flash;
 mod queue;
+mod rank;
 mod shared;
 mod space;
 mod window;

@@ -6,8 +6,10 @@
 #![expect(unsafe_code, reason = "the bytes of a caller's buffer are behind a pointer")]
 
 use std::{
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr, slice,
+    sync::Arc,
 };
 
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
@@ -19,8 +21,12 @@ mod gone;
 mod jobs;
 mod keys;
 mod load;
+mod region;
 
-use self::errors::{InternalError, SizeError};
+use self::{
+    errors::{InternalError, SizeError},
+    region::PyPage,
+};
 
 /// `kvbraid._native`.
 #[pymodule]
@@ -35,6 +41,7 @@ mod _native {
         jobs::{PyFill, PySeek, PyStage},
         keys::{PyKey, PyKeySpace},
         load::PyLoad,
+        region::{PyPage, PyRegion},
     };
 }
 
@@ -47,24 +54,32 @@ fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     })
 }
 
-/// A view of a caller's memory: in one piece, kept in place as long as this lives.
-struct Buffer(PyUntypedBuffer);
+/// A view of a caller's memory, kept in place as long as this lives: pieces of one buffer, in ascending order. They
+/// make one chunk, the first piece first.
+struct Buffer {
+    view: Arc<PyUntypedBuffer>,
+    pieces: Box<[Range<usize>]>,
+}
 
 impl Buffer {
-    /// Of the `place`-th argument, to be read.
+    /// Of the `place`-th argument, to be read: a buffer, or a page of a region.
     fn readable(object: &Bound<'_, PyAny>, place: usize) -> PyResult<Self> {
+        if let Ok(page) = object.cast::<PyPage>() {
+            return Ok(page.get().buffer());
+        }
         let view = PyUntypedBuffer::get(object)?;
         if !view.is_c_contiguous() {
             let problem = format!("buffer {place} is not in one piece: give a contiguous one");
             return Err(SizeError::new_err(problem));
         }
-        Ok(Self(view))
+        let whole = 0..view.len_bytes();
+        Ok(Self { view: Arc::new(view), pieces: Box::new([whole]) })
     }
 
     /// Likewise, to be written.
     fn writable(object: &Bound<'_, PyAny>, place: usize) -> PyResult<Self> {
         let buffer = Self::readable(object, place)?;
-        if buffer.0.readonly() {
+        if buffer.view.readonly() {
             let problem = format!("buffer {place} is read-only: give a writable one");
             return Err(SizeError::new_err(problem));
         }
@@ -72,28 +87,51 @@ impl Buffer {
     }
 
     fn len(&self) -> usize {
-        self.0.len_bytes()
+        self.pieces.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// Its bytes. The caller of the Python method leaves them alone until it returns.
-    fn bytes(&self) -> &[u8] {
-        if self.len() == 0 {
+    /// Its bytes, gathered into `scratch` if they lie in many pieces. The caller of the Python method leaves them alone
+    /// until it returns.
+    fn bytes<'a>(&'a self, scratch: &'a mut Vec<u8>) -> &'a [u8] {
+        if let [piece] = &*self.pieces {
+            return self.piece(piece);
+        }
+        scratch.clear();
+        for piece in &self.pieces {
+            scratch.extend_from_slice(self.piece(piece));
+        }
+        scratch
+    }
+
+    fn piece(&self, piece: &Range<usize>) -> &[u8] {
+        let piece = piece.start..piece.end.min(self.view.len_bytes());
+        if piece.is_empty() {
             return &[];
         }
-        // SAFETY: the view keeps `len` bytes in one piece in place, and the method's contract is that nobody writes
-        // them before it returns.
-        unsafe { slice::from_raw_parts(self.0.buf_ptr().cast::<u8>(), self.len()) }
+        let start = self.view.buf_ptr().cast::<u8>().wrapping_add(piece.start);
+        // SAFETY: the view keeps its bytes in one piece in place, the range ends within them, and the method's contract
+        // is that nobody writes them before it returns.
+        unsafe { slice::from_raw_parts(start, piece.len()) }
     }
 
-    /// Copies `bytes` to its beginning; false if they do not fit exactly.
-    fn fill(&self, bytes: &[u8]) -> bool {
-        if bytes.len() != self.len() || self.0.readonly() {
+    /// Copies `bytes` to it; false if they do not fit exactly.
+    fn fill(&self, mut bytes: &[u8]) -> bool {
+        let whole = self.view.len_bytes();
+        let fits = self.pieces.iter().all(|piece| piece.end <= whole);
+        if bytes.len() != self.len() || self.view.readonly() || !fits {
             return false;
         }
-        if !bytes.is_empty() {
-            // SAFETY: the view keeps `len` writable bytes in one piece in place, `bytes` is as long and lies in memory
-            // of ours, and the method's contract is that nobody else touches the buffer before it returns.
-            unsafe { copy(bytes.as_ptr(), self.0.buf_ptr().cast::<u8>(), bytes.len()) };
+        for piece in &self.pieces {
+            let (part, rest) = bytes.split_at(piece.len());
+            bytes = rest;
+            if part.is_empty() {
+                continue;
+            }
+            let place = self.view.buf_ptr().cast::<u8>().wrapping_add(piece.start);
+            // SAFETY: the view keeps `whole` writable bytes in one piece in place, the piece ends within them and is
+            // as long as `part`, which lies in memory of ours; the method's contract is that nobody else touches the
+            // buffer before it returns.
+            unsafe { copy(part.as_ptr(), place, part.len()) };
         }
         true
     }

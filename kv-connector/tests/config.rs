@@ -159,3 +159,30 @@ fn no_tiers_and_too_many_tiers_are_refused() {
     let nine: String = (0..9).map(|n| one.replace('X', &n.to_string())).collect();
     assert!(Config::from_toml(&nine).unwrap_err().to_string().starts_with("tier: 9 tiers"));
 }
+
+#[test]
+fn each_rank_of_a_node_gets_its_part() {
+    let mut text = GOOD.replace("write_window", "");
+    text += "[[tier]]\nname = \"all\"\nkind = \"shared\"\npath = \"/all\"\ncapacity = \"1 TiB\"\nwindow = 9\n";
+    let mut whole = Config::from_toml(&text).unwrap();
+    whole.engine.socket = Some("/run/kv.sock".into());
+    let part = whole.clone().for_rank(3, 4).unwrap();
+    let tiers = &part.tiers;
+    assert_eq!(tiers[0].path.as_deref().unwrap().to_str(), Some("fast/rank-3"));
+    assert_eq!(tiers[0].capacity, Some(ByteSize::mib(2560)));
+    assert_eq!(tiers[0].throttle.unwrap().bytes_per_s, ByteSize(225_000_000));
+    assert!(
+        tiers[0].window.is_none() && tiers[0].window_max.is_some_and(|it| (1..=8).contains(&it))
+    );
+    assert_eq!((tiers[1].window, tiers[1].write_window), (Some(1), 1));
+    assert_eq!(tiers[2].path, whole.tiers[2].path, "one directory for all");
+    assert_eq!((tiers[2].capacity, tiers[2].window), (whole.tiers[2].capacity, Some(2)));
+    assert_eq!(part.engine.staging, ByteSize::mib(32));
+    assert_eq!(part.engine.socket.unwrap().to_str(), Some("/run/rank-3.kv.sock"));
+    let error = whole.clone().for_rank(0, 1000).unwrap_err().to_string();
+    assert!(
+        error.starts_with("tier[0].capacity") && error.ends_with("for each of 1000 ranks"),
+        "{error}"
+    );
+    assert!(whole.for_rank(0, 0).is_err());
+}

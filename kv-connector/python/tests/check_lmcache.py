@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import kvbraid
+import lmcache_crowd
 from harness import config, namespace, raises, run
+from lmcache_rig import SIZE, Memory, adapter, load, lookup, object_key, payload, spec, store
 
 LMCACHE = str(Path(sys.executable).with_name("lmcache"))
 ENVIRONMENT = {**os.environ, "LMCACHE_LOG_LEVEL": "WARNING", "LMCACHE_TRACK_USAGE": "false", "HF_HUB_OFFLINE": "1"}
-SIZE = 300_000
-
-
-def spec(configuration: object) -> str:
-    """What `--l2-adapter` gets."""
-    params = {"config": str(configuration) if isinstance(configuration, Path) else configuration}
-    return json.dumps(
-        {"type": "plugin", "module_path": "kvbraid.lmcache", "class_name": "L2Adapter", "adapter_params": params}
-    )
 
 
 def judged(*command: str) -> str:
@@ -99,6 +89,8 @@ def test_bench_server_reads_back_what_it_stored(directory: Path) -> None:
     command += "--disable-metrics --l1-size-gb 1 --no-l1-use-lazy --eviction-policy LRU --max-workers 2".split()
     command += "--supported-transfer-mode auto --l2-store-policy skip_l1 --l2-prefetch-max-in-flight 64".split()
     command += ["--shm-name", f"kvbraid-{os.getpid()}", "--l2-adapter", spec(config(directory, chunk="4 MiB"))]
+    trace = directory / "server.lct"
+    command += ["--trace-level", "storage", "--trace-output", str(trace)]
     log = directory / "server.log"
     with log.open("w") as out:
         server = subprocess.Popen(command, env=ENVIRONMENT, stdout=out, stderr=subprocess.STDOUT)
@@ -128,82 +120,25 @@ def test_bench_server_reads_back_what_it_stored(directory: Path) -> None:
         except subprocess.TimeoutExpired:
             server.kill()
     assert server.returncode in (0, -signal.SIGTERM), f"{server.returncode}: {log.read_text()[-2000:]}"
+    replayed(directory, trace)
+
+
+def replayed(directory: Path, trace: Path) -> None:
+    """Every call that a server made is made again, over fresh tiers."""
+    fresh, out = directory / "fresh", directory / "replay"
+    fresh.mkdir()
+    command = [LMCACHE, "trace", "replay", str(trace), "--json", "--no-csv", "--output-dir", str(out)]
+    command += ["--jsonl-out", str(out / "records.jsonl"), "--disable-metrics", "--l1-size-gb", "1", "--no-l1-use-lazy"]
+    command += ["--eviction-policy", "LRU", "--l2-store-policy", "skip_l1", "--l2-prefetch-max-in-flight", "64"]
+    judged(*command, "--l2-adapter", spec(config(fresh, chunk="4 MiB")))
+    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    calls = {it["qualname"].rsplit(".", 1)[-1] for it in records}
+    assert len(records) >= 20 and {"reserve_write", "finish_write", "submit_prefetch_task"} <= calls, calls
+    assert not any(it["failed"] for it in records), records
+    assert any(path.stat().st_size >= 16 << 20 for path in fresh.rglob("*") if path.is_file()), "nothing was stored"
 
 
 # What they do not ask.
-
-
-class Memory:
-    """As much of a MemoryObj as an adapter may use."""
-
-    def __init__(self, content: bytes | int) -> None:
-        self.content = bytearray(content)
-
-    @property
-    def byte_array(self) -> memoryview:
-        return memoryview(self.content)
-
-    def get_size(self) -> int:
-        return len(self.content)
-
-
-def object_key(n: int, **other: Any) -> Any:
-    from lmcache.v1.distributed.api import ObjectKey
-
-    digest = hashlib.blake2b(n.to_bytes(8, "big"), digest_size=32).digest()
-    return ObjectKey(**{"chunk_hash": digest, "model_name": "a/model", "kv_rank": 0x01000100, **other})
-
-
-def payload(n: int) -> bytes:
-    return hashlib.shake_128(n.to_bytes(8, "big")).digest(SIZE)
-
-
-def adapter(configuration: object, **wrapper: Any) -> Any:
-    """As the server makes it, perhaps in a wrapper of LMCache's."""
-    from lmcache.v1.distributed.l2_adapters import create_l2_adapter
-    from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
-
-    text = spec(configuration)
-    if wrapper:
-        text = json.dumps({**wrapper, "inner": json.loads(text)})
-    configs = parse_args_to_l2_adapters_config(Namespace(l2_adapter=[text]))
-    made = create_l2_adapter(configs.adapters[0])
-    made.set_backend_identity("plugin")
-    return made
-
-
-def told(fd: int, ask: Any) -> Any:
-    """Asks as a controller does: only when the descriptor was told of something."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    end = time.monotonic() + 40
-    while time.monotonic() < end:
-        if poll.poll(1000):
-            os.eventfd_read(fd)
-            answer = ask()
-            if answer:
-                return answer
-    raise AssertionError("nothing was told")
-
-
-def store(made: Any, keys: list[Any], contents: list[bytes]) -> bool:
-    task = made.submit_store_task(keys, [Memory(it) for it in contents])
-    return told(made.get_store_event_fd(), made.pop_completed_store_tasks)[task].is_successful()
-
-
-def lookup(made: Any, keys: list[Any]) -> list[bool]:
-    task = made.submit_lookup_and_lock_task(keys, {})
-    bits = told(made.get_lookup_and_lock_event_fd(), lambda: made.query_lookup_and_lock_result(task))
-    assert made.query_lookup_and_lock_result(task) is None
-    return [bits.test(n) for n in range(len(keys))]
-
-
-def load(made: Any, keys: list[Any]) -> tuple[list[bool], list[bytes]]:
-    objects = [Memory(SIZE) for _ in keys]
-    task = made.submit_load_task(keys, objects)
-    bits = told(made.get_load_event_fd(), lambda: made.query_load_result(task))
-    assert made.query_load_result(task) is None
-    return [bits.test(n) for n in range(len(keys))], [bytes(it.content) for it in objects]
 
 
 def test_a_namespace_is_mandatory_and_builtin_hashes_do_not_persist(directory: Path) -> None:
@@ -345,4 +280,4 @@ def test_closed_twice_and_used_afterwards(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(globals())
+    run({**vars(lmcache_crowd), **globals()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import kvbraid
 from harness import config, namespace, raises, run
-from kvbraid import Engine, KeySpace
+from kvbraid import Engine, KeySpace, Region
 
 SPACE = KeySpace(namespace())
 
@@ -146,6 +147,71 @@ def test_buffers_of_any_length_begin_anywhere_and_their_neighbours_stay(director
             assert all(taken(engine.submit_load(keys, places)))
             for n, (it, size) in enumerate(zip(memory, sizes, strict=True)):
                 assert it == b"\xa5" * at + payload(n, size) + b"\xa5" * (128 - at), (n, size, at)
+
+
+def test_pages_of_a_region_are_gathered_and_scattered_and_nothing_beside_them_is_touched(directory: Path) -> None:
+    memory = bytearray(payload(1, 4096))
+    region = Region(memory)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    pieces = [3000, 100, 2000, 500]  # in any order, the chunk is in theirs
+    addresses, sizes = [begin + it for it in pieces], [100, 50, 7, 100]
+    (page,) = region.pages(addresses, sizes, 1)
+    assert len(region) == 4096 and len(page) == 257
+    wanted = bytes(memory[100:150] + memory[500:600] + memory[2000:2007] + memory[3000:3100])
+    with Engine(config(directory)) as engine:
+        assert engine.store([key(1)], [page]) == ["staged"]
+        hits, flat = fetch(engine, [key(1)], 257)
+        assert hits == [True] and bytes(flat[0]) == wanted
+        old = bytes(memory)
+        memory[:] = bytes(4096)
+        del region
+        assert taken(engine.submit_load([key(1)], [page])) == [True]
+        expected = bytearray(4096)
+        for start, size in zip(pieces, sizes):
+            expected[start : start + size] = old[start : start + size]
+        assert memory == expected
+        # A chunk of another length is a miss.
+        region = Region(memory)
+        assert taken(engine.submit_load([key(1)], region.pages(addresses[:3], sizes[:3], 1))) == [False]
+        assert memory == expected
+        read_only = Region(bytes(64))
+        assert len(read_only) == 64
+        where = ctypes.cast(ctypes.c_char_p(b"x" * 64), ctypes.c_void_p).value
+        for addresses, sizes in (([begin - 1], [1]), ([begin + 4096], [1]), ([begin], [4097]), ([0], [1]), ([where], [2**63])):
+            raises(kvbraid.SizeError, "not in the region", region.pages, addresses, sizes, 1)
+        raises(kvbraid.SizeError, "overlap", region.pages, [begin, begin + 5], [10, 10], 1)
+        raises(kvbraid.SizeError, "each piece", region.pages, [begin, begin + 5], [1], 1)
+        raises(kvbraid.SizeError, "each piece", region.pages, [begin, begin + 5, begin + 9], [1, 1, 1], 2)
+        raises(kvbraid.SizeError, "one piece", Region, memoryview(memory)[::2])
+        raises(TypeError, "", Region, 7)
+        raises(OverflowError, "", region.pages, [-1], [1], 1)
+        assert region.pages([], [], 0) == [] and region.pages([], [], 3) == []
+
+
+def test_ranks_have_directories_of_their_own_and_a_part_of_everything(directory: Path) -> None:
+    whole = {**config(directory), "engine": {**config(directory)["engine"], "socket": str(directory / "kv.sock")}}
+    raises(kvbraid.ConfigError, "for each of 64 ranks", lambda: Engine(whole, rank=0, ranks=64))
+    raises(kvbraid.ConfigError, "ranks", lambda: Engine(whole, rank=0, ranks=0))
+    engines = [Engine(whole, rank=rank, ranks=2) for rank in (0, 1)]
+    for rank, engine in enumerate(engines):
+        stats = engine.stats()
+        assert (stats["rank"], stats["ranks"]) == (rank, 2)
+        assert [tier["capacity_bytes"] for tier in stats["tiers"]] == [128 << 20] * 2
+        assert engine.store([key(1)], [payload(rank)]) == ["staged"] and engine.flush(30)
+        assert (directory / f"rank-{rank}.kv.sock").exists() and (directory / "fast" / f"rank-{rank}").is_dir()
+    for rank, engine in enumerate(engines):
+        hits, buffers = fetch(engine, [key(1)])
+        assert hits == [True] and bytes(buffers[0]) == payload(rank)
+        engine.close()
+
+
+def test_a_model_is_purged_and_others_stay(directory: Path) -> None:
+    other = KeySpace(namespace(model="other")).key(bytes(32))
+    with Engine(config(directory)) as engine:
+        assert engine.store([key(1), other], [payload(1), payload(2)]) == ["staged"] * 2 and engine.flush(30)
+        assert engine.purge("other") is True
+        assert engine.lookup([key(1), other]) == [True, False]
+    raises(kvbraid.ClosedError, "closed", engine.purge, "other")
 
 
 def test_nothing_and_ten_thousand_keys(directory: Path) -> None:

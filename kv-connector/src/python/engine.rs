@@ -28,7 +28,10 @@ use super::{
     keys::{PyKey, json_text, json_value},
     load::{PyLoad, seconds},
 };
-use crate::{Config, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted};
+use crate::{
+    Config, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted,
+    inspect::{KeptChunk, PurgeRequest, Selector},
+};
 
 /// Chunks, and a buffer for each.
 type Request<'py> = (Vec<Bound<'py, PyKey>>, Vec<Bound<'py, PyAny>>);
@@ -44,6 +47,10 @@ pub(crate) struct PyEngine {
     namespace: Option<Namespace>,
     close_deadline: Duration,
     persistent: bool,
+    shared: bool,
+    chunk_bytes_max: u64,
+    /// Which of how many engines of the node.
+    rank: (u32, u32),
     owner_pid: u32,
     /// Set by `close`, read at every entry: relaxed, the engine itself decides.
     closed: AtomicBool,
@@ -51,11 +58,19 @@ pub(crate) struct PyEngine {
 
 #[pymethods]
 impl PyEngine {
-    /// Opens the tiers of a configuration: a path, TOML text, or a dictionary.
+    /// Opens the tiers of a configuration: a path, TOML text, or a dictionary. With `ranks`, the part of one of so many
+    /// engines of this node.
     #[new]
-    fn new(py: Python<'_>, config: &Bound<'_, PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (config, *, rank = 0, ranks = None))]
+    fn new(
+        py: Python<'_>,
+        config: &Bound<'_, PyAny>,
+        rank: u32,
+        ranks: Option<u32>,
+    ) -> PyResult<Self> {
         let source = Source::of(py, config)?;
-        guard(|| py.detach(|| Self::open(source).map_err(|error| from_engine(&error))))
+        let part = ranks.map(|ranks| (rank, ranks));
+        guard(|| py.detach(|| Self::open(source, part).map_err(|error| from_engine(&error))))
     }
 
     /// `[namespace]` of the configuration.
@@ -68,6 +83,18 @@ impl PyEngine {
     #[getter]
     fn persistent(&self) -> bool {
         self.persistent
+    }
+
+    /// Whether any tier is one that other nodes and ranks use, too.
+    #[getter]
+    fn shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Bytes of the largest chunk.
+    #[getter]
+    fn chunk_bytes_max(&self) -> u64 {
+        self.chunk_bytes_max
     }
 
     /// Which chunks are readable now.
@@ -190,8 +217,12 @@ impl PyEngine {
         let keys = chunk_keys(&keys);
         guard(|| {
             Ok(py.detach(|| {
+                let mut scratch = Vec::new();
                 let chunks = keys.iter().zip(&buffers);
-                chunks.map(|(key, buffer)| name(self.engine.store(key, buffer.bytes()))).collect()
+                let store = |(key, buffer): (&ChunkKey, &Buffer)| {
+                    name(self.engine.store(key, buffer.bytes(&mut scratch)))
+                };
+                chunks.map(store).collect()
             }))
         })
     }
@@ -201,6 +232,23 @@ impl PyEngine {
         self.live()?;
         let keys = chunk_keys(&keys);
         guard(|| Ok(py.detach(|| self.engine.delete(&keys))))
+    }
+
+    /// Removes all chunks of a model; whether nothing of it is left.
+    fn purge(&self, py: Python<'_>, model: String) -> PyResult<bool> {
+        self.live()?;
+        guard(|| {
+            let request = PurgeRequest::new(Selector::model(model));
+            Ok(py.detach(|| self.engine.purge(&request)).is_ok_and(|report| report.complete))
+        })
+    }
+
+    /// Chunks of a model that are on tiers now, by key.
+    fn kept<'py>(&self, py: Python<'py>, model: String) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        self.live()?;
+        let selector = Selector::model(model);
+        let chunks = guard(|| Ok(py.detach(|| self.engine.list(&selector)).unwrap_or_default()))?;
+        chunks.into_iter().map(|chunk| kept_chunk(py, chunk)).collect()
     }
 
     /// Digests of chunks that nothing holds any more, since the last call.
@@ -290,6 +338,9 @@ impl PyEngine {
         let stats = guard(|| Ok(py.detach(|| self.engine.stats())))?;
         let value = json_value(py, &stats)?;
         value.set_item("chunks_locked", self.locks.len())?;
+        let (rank, ranks) = self.rank;
+        value.set_item("rank", rank)?;
+        value.set_item("ranks", ranks)?;
         Ok(value)
     }
 
@@ -357,13 +408,18 @@ impl Source {
 }
 
 impl PyEngine {
-    fn open(source: Source) -> Result<Self, EngineError> {
+    fn open(source: Source, part: Option<(u32, u32)>) -> Result<Self, EngineError> {
         let mut config = source.read()?;
+        if let Some((rank, ranks)) = part {
+            config = config.for_rank(rank, ranks)?;
+        }
         let gone = Arc::new(Gone::default());
         config.observer = Some(gone.observer());
         let (queue, namespace) = (config.queue.clone(), config.namespace.clone());
         let close_deadline = Duration::from_millis(config.engine.close_deadline_ms);
         let persistent = config.tiers.iter().any(|tier| tier.kind != crate::TierKind::Memory);
+        let shared = config.tiers.iter().any(|tier| tier.kind == crate::TierKind::Shared);
+        let chunk_bytes_max = config.engine.chunk_bytes_max.0;
         let engine = Arc::new(Engine::open(config)?);
         let queue = LoadQueue::new(Arc::clone(&engine), &queue)?;
         Ok(Self {
@@ -375,6 +431,9 @@ impl PyEngine {
             namespace,
             close_deadline,
             persistent,
+            shared,
+            chunk_bytes_max,
+            rank: part.unwrap_or((0, 1)),
             owner_pid: process::id(),
             closed: AtomicBool::new(false),
         })
@@ -417,6 +476,19 @@ impl Drop for PyEngine {
             self.close_now(limit);
         }
     }
+}
+
+fn kept_chunk(py: Python<'_>, chunk: KeptChunk) -> PyResult<Bound<'_, PyAny>> {
+    let KeptChunk { key, payload_bytes, .. } = chunk;
+    let value = PyDict::new(py);
+    value.set_item("chunk_hash", PyBytes::new(py, &key.chunk_hash))?;
+    value.set_item("kv_rank", key.kv_rank)?;
+    value.set_item("object_group", key.object_group)?;
+    value.set_item("salt", PyBytes::new(py, &key.cache_salt))?;
+    value.set_item("namespace", json_value(py, &key.namespace)?)?;
+    value.set_item("payload_bytes", payload_bytes)?;
+    value.set_item("digest", PyBytes::new(py, &chunk.digest.to_bytes()))?;
+    Ok(value.into_any())
 }
 
 fn chunk_keys(keys: &[Bound<'_, PyKey>]) -> Vec<ChunkKey> {

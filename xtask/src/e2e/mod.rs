@@ -11,6 +11,7 @@ mod guard;
 mod lmcache;
 mod seaweed;
 mod seccomp;
+mod sglang;
 mod vllm;
 mod wheel;
 
@@ -23,7 +24,8 @@ use crate::{run, tally::Tally};
 /// Arguments of `cargo xtask e2e`.
 #[derive(clap::Args)]
 pub(crate) struct E2e {
-    /// Only this suite: `capacity`, `dax`, `faults`, `filesystems`, `lmcache`, `seaweed`, `seccomp`, `vllm` or `wheel`.
+    /// Only this suite: `capacity`, `dax`, `faults`, `filesystems`, `lmcache`, `seaweed`, `seccomp`, `sglang`, `vllm` or
+    /// `wheel`.
     name: Option<String>,
     /// As many seeded runs, kills and writes as a release needs, not the tenth that a change needs.
     #[arg(long)]
@@ -40,6 +42,7 @@ const SUITES: &[(&str, Suite)] = &[
     ("lmcache", lmcache::run),
     ("seaweed", seaweed::run),
     ("seccomp", seccomp::run),
+    ("sglang", sglang::run),
     ("vllm", vllm::run),
     ("wheel", wheel::run),
 ];
