@@ -36,8 +36,9 @@ def host_pool(layout: str = "page_first", dtype: torch.dtype = torch.bfloat16, t
 
 
 def two_tiers(directory: Path, **engine: object) -> dict[str, object]:
-    """The usual two tiers; SGLang brings the namespace."""
-    return {name: it for name, it in config(directory, **engine).items() if name != "namespace"}
+    """The usual two tiers; SGLang brings the namespace. On a busy machine a shared directory answers late."""
+    whole = config(directory, lookup_wait_ms=5000, **engine)
+    return {name: it for name, it in whole.items() if name != "namespace"}
 
 
 def storage_config(configuration: object, **other: Any) -> HiCacheStorageConfig:
