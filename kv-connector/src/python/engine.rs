@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
     process,
     sync::{
         Arc,
@@ -12,11 +11,7 @@ use std::{
 };
 
 use kv_chunk::{ChunkKey, Namespace};
-use pyo3::{
-    exceptions::PyTypeError,
-    prelude::*,
-    types::{PyBytes, PyDict, PyString},
-};
+use pyo3::{prelude::*, types::PyBytes};
 
 use super::{
     Buffer,
@@ -25,12 +20,13 @@ use super::{
     gone::Gone,
     guard,
     jobs::{PyFill, PySeek, PyStage},
-    keys::{PyKey, json_text, json_value},
+    keys::{PyKey, json_value, kept_chunk},
     load::{PyLoad, seconds},
+    source::Source,
 };
 use crate::{
     Config, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted,
-    inspect::{KeptChunk, PurgeRequest, Selector},
+    inspect::{PurgeRequest, Selector},
 };
 
 /// Chunks, and a buffer for each.
@@ -374,39 +370,6 @@ impl PyEngine {
     }
 }
 
-/// What an engine is opened from.
-enum Source {
-    Path(PathBuf),
-    Toml(String),
-    Json(String),
-}
-
-impl Source {
-    fn of(py: Python<'_>, config: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(dictionary) = config.cast::<PyDict>() {
-            return json_text(py, dictionary).map(Self::Json);
-        }
-        if let Ok(text) = config.cast::<PyString>() {
-            let text = text.to_str()?;
-            // No path has a line break or a table in it.
-            if text.contains(['\n', '[']) {
-                return Ok(Self::Toml(text.to_owned()));
-            }
-        }
-        let path = config.extract::<PathBuf>();
-        let wrong = || PyTypeError::new_err("config: give a path, TOML text or a dict");
-        path.map(Self::Path).map_err(|_| wrong())
-    }
-
-    fn read(self) -> Result<Config, EngineError> {
-        match self {
-            Self::Path(path) => Config::from_file(&path),
-            Self::Toml(text) => Config::from_toml(&text),
-            Self::Json(text) => Config::from_json(&text),
-        }
-    }
-}
-
 impl PyEngine {
     fn open(source: Source, part: Option<(u32, u32)>) -> Result<Self, EngineError> {
         let mut config = source.read()?;
@@ -476,19 +439,6 @@ impl Drop for PyEngine {
             self.close_now(limit);
         }
     }
-}
-
-fn kept_chunk(py: Python<'_>, chunk: KeptChunk) -> PyResult<Bound<'_, PyAny>> {
-    let KeptChunk { key, payload_bytes, .. } = chunk;
-    let value = PyDict::new(py);
-    value.set_item("chunk_hash", PyBytes::new(py, &key.chunk_hash))?;
-    value.set_item("kv_rank", key.kv_rank)?;
-    value.set_item("object_group", key.object_group)?;
-    value.set_item("salt", PyBytes::new(py, &key.cache_salt))?;
-    value.set_item("namespace", json_value(py, &key.namespace)?)?;
-    value.set_item("payload_bytes", payload_bytes)?;
-    value.set_item("digest", PyBytes::new(py, &chunk.digest.to_bytes()))?;
-    Ok(value.into_any())
 }
 
 fn chunk_keys(keys: &[Bound<'_, PyKey>]) -> Vec<ChunkKey> {

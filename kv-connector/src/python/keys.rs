@@ -14,6 +14,7 @@ use super::{
     errors::{ConfigError, from_key},
     guard,
 };
+use crate::inspect::KeptChunk;
 
 /// Which chunk.
 #[pyclass(frozen, name = "Key", module = "kvbraid")]
@@ -103,4 +104,18 @@ pub(super) fn json_value<'py>(
     let text = serde_json::to_string(value)
         .map_err(|error| super::InternalError::new_err(error.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))
+}
+
+/// A chunk that some tier keeps, as a dictionary.
+pub(super) fn kept_chunk(py: Python<'_>, chunk: KeptChunk) -> PyResult<Bound<'_, PyAny>> {
+    let KeptChunk { key, payload_bytes, .. } = chunk;
+    let value = PyDict::new(py);
+    value.set_item("chunk_hash", PyBytes::new(py, &key.chunk_hash))?;
+    value.set_item("kv_rank", key.kv_rank)?;
+    value.set_item("object_group", key.object_group)?;
+    value.set_item("salt", PyBytes::new(py, &key.cache_salt))?;
+    value.set_item("namespace", json_value(py, &key.namespace)?)?;
+    value.set_item("payload_bytes", payload_bytes)?;
+    value.set_item("digest", PyBytes::new(py, &chunk.digest.to_bytes()))?;
+    Ok(value.into_any())
 }

@@ -1,0 +1,45 @@
+//! What an engine is opened from.
+
+use std::path::PathBuf;
+
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyDict, PyString},
+};
+
+use super::keys::json_text;
+use crate::{Config, EngineError};
+
+/// What an engine is opened from.
+pub(super) enum Source {
+    Path(PathBuf),
+    Toml(String),
+    Json(String),
+}
+
+impl Source {
+    pub(super) fn of(py: Python<'_>, config: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(dictionary) = config.cast::<PyDict>() {
+            return json_text(py, dictionary).map(Self::Json);
+        }
+        if let Ok(text) = config.cast::<PyString>() {
+            let text = text.to_str()?;
+            // No path has a line break or a table in it.
+            if text.contains(['\n', '[']) {
+                return Ok(Self::Toml(text.to_owned()));
+            }
+        }
+        let path = config.extract::<PathBuf>();
+        let wrong = || PyTypeError::new_err("config: give a path, TOML text or a dict");
+        path.map(Self::Path).map_err(|_| wrong())
+    }
+
+    pub(super) fn read(self) -> Result<Config, EngineError> {
+        match self {
+            Self::Path(path) => Config::from_file(&path),
+            Self::Toml(text) => Config::from_toml(&text),
+            Self::Json(text) => Config::from_json(&text),
+        }
+    }
+}
