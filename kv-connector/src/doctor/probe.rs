@@ -67,7 +67,10 @@ fn try_out(config: &Config, place: usize) -> Result<Option<Tried>, EngineError> 
     };
     let scratch = Scratch::new(&config).map_err(failed)?;
     let payload = usize::try_from(config.engine.chunk_bytes_max.0).unwrap_or(usize::MAX);
-    let keys = keys(BYTES_MAX / config.engine.chunk_bytes_max.0);
+    // Half of the space, so that nothing is evicted on the way.
+    let room = config.tiers[0].capacity.unwrap_or_default().0 / 2;
+    let record = kv_tiers::record_bytes(config.engine.chunk_bytes_max.0);
+    let keys = keys(BYTES_MAX.min(room) / record);
     let engine = Engine::open(scratch.config().clone())?;
     let (stored, written_s) = write(&engine, &keys, payload);
     engine.close(FLUSH_FOR);
@@ -100,10 +103,10 @@ fn small(config: &Config, place: usize) -> Option<Config> {
     let tier = &mut small.tiers[0];
     let space = nix::sys::statvfs::statvfs(tier.path.as_deref()?).ok()?;
     let free = space.blocks_available().saturating_mul(space.fragment_size());
-    let wanted = (BYTES_MAX / chunk).max(CHUNKS_LEAST) * record + (64 << 20);
+    let wanted = 2 * BYTES_MAX.max(CHUNKS_LEAST * record);
     let cap = wanted.max(tier.segment.unwrap_or_default().0).min(tier.capacity?.0);
     tier.capacity = Some(ByteSize(cap));
-    (cap < free / 2 && cap >= CHUNKS_LEAST * record).then_some(small)
+    (cap < free / 2 && cap >= 2 * CHUNKS_LEAST * record).then_some(small)
 }
 
 fn keys(count: u64) -> Vec<ChunkKey> {

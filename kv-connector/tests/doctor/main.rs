@@ -70,7 +70,7 @@ fn memory_for_a_disk_and_open_permissions_are_warned_of() {
     directories(directory.path());
     let fast = directory.path().join("fast");
     fs::set_permissions(fast, fs::Permissions::from_mode(0o755)).unwrap();
-    let text = config(directory.path()).replacen("512 MiB", "900 TiB", 1);
+    let text = config(directory.path()).replacen("64 MiB", "900 TiB", 1);
     let (lines, code) = diagnose(directory.path(), &text, &[]);
     assert_eq!((failures(&lines), code), (vec![], 0));
     expect(&lines, "tier fast", "warn", "tmpfs");
