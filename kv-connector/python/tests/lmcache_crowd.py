@@ -86,7 +86,7 @@ def test_odd_keys_are_misses_or_chunks_of_their_own(directory: Path) -> None:
     odd += [object_key(0, model_name=it) for it in ("", "\u00e9\U0001f600", "../../etc", "a\nb", "m" * 5000)]
     odd += [object_key(0, cache_salt=it) for it in ("t", "\u00e9", "x" * 128)]
     odd += [object_key(0, kv_rank=it) for it in (0, 0xFFFF_FFFF, 1 << 40, -1)]
-    odd += [object_key(0, object_group_id=it) for it in (1, 0xFFFF_FFFF, -1)]
+    odd += [object_key(0, object_group_id=it) for it in (1, 0xFFFF_FFFF, 1 << 40)]
     made = adapter({**config(directory), "namespace": namespace(hash_algorithm="sha256_cbor")})
     assert not any(lookup(made, odd)) and not any(load(made, odd)[0])
     well = []

@@ -25,7 +25,7 @@ use super::{
     source::Source,
 };
 use crate::{
-    Config, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted,
+    Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted,
     inspect::{PurgeRequest, Selector},
 };
 
