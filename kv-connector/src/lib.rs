@@ -12,7 +12,7 @@
 //! (config.engine.host_cache, config.engine.staging) = (ByteSize::mib(8), ByteSize::mib(8));
 //! let engine = Engine::open(config)?;
 //! # let names = Namespace { model: "m".into(), weights: "r1".into(), dtype: "bf16".into(), layout: "NHD".into(),
-//! # chunk_tokens: 256, serde: "raw".into(), hash_algorithm: "sha256".into(), hash_seed: "0".into(), tensor_parallel: 1,
+//! # chunk_tokens: 256, serde: "raw".into(), hash_algorithm: "sha2".into(), hash_seed: "0".into(), tensor_parallel: 1,
 //! # pipeline_parallel: 1, context_parallel: 1, engine: "doc".into(), engine_major: 1, extra: Default::default() };
 //! let keys = [KeySpace::new(&names)?.key(0, 0, b"8+ bytes of hash", b"tenant")?];
 //! engine.store(&keys[0], b"keys and values");      // copied now, written behind the forward pass

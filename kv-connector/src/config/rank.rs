@@ -1,7 +1,7 @@
 //! Serving engines that open one engine for each of their ranks: each gets its part of what the configuration gives
 //! the node.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kv_tiers::record_bytes;
 
@@ -23,6 +23,14 @@ impl Config {
         }
         self.check()?;
         let directory = format!("rank-{rank}");
+        let is_device = |path: &Path| path.exists() && !path.is_file();
+        for (place, tier) in self.tiers.iter().enumerate() {
+            if tier.kind == TierKind::Flash && tier.path.as_deref().is_some_and(is_device) {
+                let field = format!("tier[{place}].path");
+                let fix = "write a file, or a configuration for each rank";
+                return Err(EngineError::config(field, "a device serves one engine", fix));
+            }
+        }
         let windows = windows(&self);
         let part = |bytes: ByteSize| ByteSize(bytes.0 / u64::from(ranks));
         for (tier, window) in self.tiers.iter_mut().zip(windows) {
@@ -36,9 +44,18 @@ impl Config {
             if let Some(throttle) = &mut tier.throttle {
                 throttle.bytes_per_s = part(throttle.bytes_per_s);
             }
-            if tier.kind != TierKind::Shared {
-                tier.capacity = tier.capacity.map(part);
-                tier.path = tier.path.take().map(|path| path.join(&directory));
+            if tier.kind == TierKind::Shared {
+                continue;
+            }
+            tier.capacity = tier.capacity.map(part);
+            let own = |path: PathBuf| match tier.kind {
+                // A file, and not a directory of files.
+                TierKind::Flash => beside(&path, &directory),
+                _ => path.join(&directory),
+            };
+            tier.path = tier.path.take().map(own);
+            if let Some(flash) = &mut tier.flash {
+                flash.protected_bytes = flash.protected_bytes.map(part);
             }
         }
         let record = record_bytes(self.engine.chunk_bytes_max.0);
@@ -48,16 +65,18 @@ impl Config {
         engine.staging = at_least(engine.staging, record);
         engine.read_buffer = engine.read_buffer.map(|bytes| at_least(bytes, 8 * record));
         engine.scrub_bytes_per_s = part(engine.scrub_bytes_per_s);
-        let own = |path: &Path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            path.with_file_name(format!("{directory}.{name}"))
-        };
-        engine.socket = engine.socket.as_deref().map(own);
+        engine.socket = engine.socket.take().map(|path| beside(&path, &directory));
         let memory = self.queue.memory.map(|bytes| at_least(bytes, engine.chunk_bytes_max.0));
         self.queue.memory = memory;
         self.check().map_err(|error| as_one_of(error, ranks))?;
         Ok(self)
     }
+}
+
+/// A rank's own file, beside that of the configuration.
+fn beside(path: &Path, rank: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{rank}.{name}"))
 }
 
 /// Says that a value is too small only because it was divided.

@@ -9,7 +9,7 @@ use kv_tiers::{Arena, ArenaConfig};
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::{Diagnosis, machine::may_lock_memory};
-use crate::{ByteSize, Config, TierKind, arenas::Arenas};
+use crate::{ByteSize, Config, TierConfig, TierKind, arenas::Arenas};
 
 /// Enough to see whether the system grants huge pages.
 const TRIAL_BYTES: usize = 32 << 20;
@@ -34,8 +34,15 @@ impl Needs {
     fn of(config: &Config) -> Self {
         let (reads, staging) = Arenas::bytes(config);
         let arenas = reads.saturating_add(staging);
-        let in_memory = config.tiers.iter().filter(|tier| tier.kind == TierKind::Memory);
-        let tiers = in_memory.filter_map(|tier| tier.capacity).fold(0_u64, |sum, it| sum + it.0);
+        let in_memory = |tier: &TierConfig| {
+            let capacity = tier.capacity.unwrap_or_default();
+            match tier.kind {
+                TierKind::Memory => capacity.0,
+                TierKind::Flash => tier.flash.clone().unwrap_or_default().protected_bytes(capacity),
+                _ => 0,
+            }
+        };
+        let tiers = config.tiers.iter().map(in_memory).fold(0_u64, u64::saturating_add);
         let slots = config.queue.slots(config.engine.chunk_bytes_max) as u64;
         let queue = slots.saturating_mul(config.engine.chunk_bytes_max.0);
         Self { arenas, all: arenas.saturating_add(tiers).saturating_add(queue) }

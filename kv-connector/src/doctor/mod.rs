@@ -28,8 +28,13 @@ pub fn examine(config: Option<&Config>, serving: &Serving) -> Diagnosis {
     memory::examine(&mut diagnosis, config);
     for (place, tier) in config.iter().flat_map(|config| config.tiers.iter().enumerate()) {
         let Some(config) = config else { continue };
+        let what = format!("tier {}", tier.name);
         if tier.kind == TierKind::Memory {
-            diagnosis.ok(format!("tier {}", tier.name), "host memory; it ends with the process");
+            diagnosis.ok(what, "host memory; it ends with the process");
+        } else if tier.kind == TierKind::Flash {
+            let why = "what it can do is known when it is opened";
+            let fix = "see its line in `kvbraid stat` of a running engine";
+            diagnosis.warn(what, "memory on flash is not tried here", (why, fix));
         } else if place::examine(&mut diagnosis, tier) {
             probe::examine(&mut diagnosis, config, place);
         }

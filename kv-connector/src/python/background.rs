@@ -151,7 +151,10 @@ impl Staging {
             if self.is_dropped() {
                 return "dropped";
             }
-            let stored = self.work.engine.store(&self.work.keys[place], buffers[place].bytes(&mut Vec::new()));
+            let stored = self
+                .work
+                .engine
+                .store(&self.work.keys[place], buffers[place].bytes(&mut Vec::new()));
             drop(buffers);
             let is_full = matches!(
                 stored,
