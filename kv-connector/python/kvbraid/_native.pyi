@@ -160,10 +160,6 @@ class Engine:
         """Whether any tier is one that other ranks and nodes use, too."""
 
     @property
-    def chunk_bytes_max(self) -> int:
-        """Bytes of the largest chunk."""
-
-    @property
     def closed(self) -> bool: ...
     @property
     def load_fd(self) -> int:

@@ -44,7 +44,6 @@ pub(crate) struct PyEngine {
     close_deadline: Duration,
     persistent: bool,
     shared: bool,
-    chunk_bytes_max: u64,
     /// Which of how many engines of the node.
     rank: (u32, u32),
     owner_pid: u32,
@@ -85,12 +84,6 @@ impl PyEngine {
     #[getter]
     fn shared(&self) -> bool {
         self.shared
-    }
-
-    /// Bytes of the largest chunk.
-    #[getter]
-    fn chunk_bytes_max(&self) -> u64 {
-        self.chunk_bytes_max
     }
 
     /// Which chunks are readable now.
@@ -382,7 +375,6 @@ impl PyEngine {
         let close_deadline = Duration::from_millis(config.engine.close_deadline_ms);
         let persistent = config.tiers.iter().any(|tier| tier.kind != crate::TierKind::Memory);
         let shared = config.tiers.iter().any(|tier| tier.kind == crate::TierKind::Shared);
-        let chunk_bytes_max = config.engine.chunk_bytes_max.0;
         let engine = Arc::new(Engine::open(config)?);
         let queue = LoadQueue::new(Arc::clone(&engine), &queue)?;
         Ok(Self {
@@ -395,7 +387,6 @@ impl PyEngine {
             close_deadline,
             persistent,
             shared,
-            chunk_bytes_max,
             rank: part.unwrap_or((0, 1)),
             owner_pid: process::id(),
             closed: AtomicBool::new(false),
