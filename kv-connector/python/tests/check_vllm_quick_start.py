@@ -131,7 +131,7 @@ def test_the_quick_start_serves_its_first_hits_from_both_tiers() -> None:
             return False
 
     try:
-        until(up, 300, "the server does not come up")
+        until(up, 480, "the server does not come up")
         begun = time.monotonic()
         computed = complete(port)
         assert len(set(computed)) == len(TEXTS) and metric(port, "vllm:external_prefix_cache_hits_total") == 0
