@@ -8,13 +8,20 @@ use std::{
 use kv_chunk::{ChunkKey, Digest};
 
 use super::Shared;
-use crate::sync::lock_plain;
+use crate::{sync::lock_plain, tier_handle::TierHandle};
 
 /// What one look-up asks one tier. Whatever becomes of it, the one who waits is told.
 #[derive(Debug)]
 pub(crate) struct Inquiry {
     pub(crate) digests: Vec<Digest>,
-    asker: Arc<Asker>,
+    /// None: nobody waits.
+    asker: Option<Arc<Asker>>,
+}
+
+impl Inquiry {
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.asker.is_some()
+    }
 }
 
 /// Who waits, and for how many tiers.
@@ -26,8 +33,10 @@ struct Asker {
 
 impl Drop for Inquiry {
     fn drop(&mut self) {
-        *lock_plain(&self.asker.open) -= 1;
-        self.asker.changed.notify_all();
+        if let Some(asker) = &self.asker {
+            *lock_plain(&asker.open) -= 1;
+            asker.changed.notify_all();
+        }
     }
 }
 
@@ -62,26 +71,42 @@ impl Shared {
         }
     }
 
-    /// The same without waiting; none if there is nothing to ask, or nobody.
+    /// The same without waiting; none if there is nothing to wait for.
+    ///
+    /// Tiers also look for what only others are known to hold, as after a restart: nobody waits for that, and a step reads
+    /// from what is known by then.
     pub(crate) fn ask(&self, keys: &[ChunkKey]) -> Option<Seek> {
         let readable = self.readable();
-        let can_know =
-            || self.tiers.iter().filter(|tier| tier.is_shared && readable >> tier.id.0 & 1 == 1);
-        let tiers = can_know().count();
-        if tiers == 0 {
+        let can_know = |tier: &&TierHandle| tier.is_shared && readable >> tier.id.0 & 1 == 1;
+        let tiers: Vec<&TierHandle> = self.tiers.iter().filter(can_know).collect();
+        if tiers.is_empty() {
             return None;
         }
-        let digests: Vec<Digest> =
-            keys.iter().filter(|key| !self.holds(key, readable)).map(ChunkKey::digest).collect();
-        if digests.is_empty() {
-            return None;
+        let (mut unknown, mut elsewhere) = (Vec::new(), vec![Vec::new(); tiers.len()]);
+        for key in keys {
+            let digest = key.digest();
+            let known = self.directory.tiers(digest) & readable;
+            if known != 0 {
+                let missing = tiers.iter().map(|tier| known >> tier.id.0 & 1 == 0);
+                let lists = elsewhere.iter_mut().zip(missing).filter(|(_, missing)| *missing);
+                lists.for_each(|(list, _)| list.push(digest));
+            } else if self.in_memory(key).is_none() {
+                unknown.push(digest);
+            }
         }
+        let told = tiers.iter().zip(elsewhere).filter(|(_, digests)| !digests.is_empty());
+        told.for_each(|(tier, digests)| tier.push_inquiry(Inquiry { digests, asker: None }));
+        (!unknown.is_empty()).then(|| self.ask_all(&tiers, &unknown))
+    }
+
+    fn ask_all(&self, tiers: &[&TierHandle], digests: &[Digest]) -> Seek {
         let ends = Instant::now() + Duration::from_millis(self.config.lookup_wait_ms);
-        let asker = Arc::new(Asker { open: Mutex::new(tiers), changed: Condvar::new() });
-        for tier in can_know() {
-            tier.push_inquiry(Inquiry { digests: digests.clone(), asker: Arc::clone(&asker) });
+        let asker = Arc::new(Asker { open: Mutex::new(tiers.len()), changed: Condvar::new() });
+        for tier in tiers {
+            let asker = Some(Arc::clone(&asker));
+            tier.push_inquiry(Inquiry { digests: digests.to_vec(), asker });
         }
-        Some(Seek { asker, ends })
+        Seek { asker, ends }
     }
 
     /// Whether a tier of `readable` or memory holds the chunk.

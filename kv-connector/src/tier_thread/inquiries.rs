@@ -6,13 +6,16 @@ use kv_tiers::Located;
 use super::Worker;
 use crate::{Event, shared::Inquiry};
 
-/// Look-ups whose answers are waited for; beyond, the answer is "absent".
+/// Look-ups that are open at once; beyond, the answer is "absent".
 const OPEN_MAX: usize = 256;
+/// They leave room for those whose answers are waited for.
+const UNWAITED_MAX: usize = OPEN_MAX / 4;
 
 impl Worker {
     pub(super) fn take_inquiries(&mut self, inquiries: Vec<Inquiry>, now_ns: u64) {
         for inquiry in inquiries {
-            if self.gone || !self.handle().is_readable() || self.inquiries.len() >= OPEN_MAX {
+            let most = if inquiry.is_waited_for() { OPEN_MAX } else { UNWAITED_MAX };
+            if self.gone || !self.handle().is_readable() || self.inquiries.len() >= most {
                 continue;
             }
             self.inquiries.push(inquiry);

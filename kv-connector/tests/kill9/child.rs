@@ -13,17 +13,17 @@ use std::{
 
 use kv_chunk::Digest;
 use kv_connector::{
-    Config, Engine, Event, Observer, Outcome, Stored, Want, now_ns,
+    Config, Engine, Event, Observer, Outcome, Stored, TierConfig, Want, now_ns,
     replay::{fill, wrong_bytes},
 };
-use kv_tiers::{NvmeConfig, NvmeTier, Tier};
+use kv_tiers::{NvmeConfig, NvmeTier, SharedConfig, SharedTier, Tier};
 
 use crate::{
     CHILD,
     ledger::{Ledger, Note},
     noted::Noted,
     number,
-    store::{self, Room, key, payload_bytes},
+    store::{self, Room, SHARED, key, payload_bytes},
 };
 
 pub(crate) const ROOM: &str = "KVBRAID_KILL9_ROOM";
@@ -63,18 +63,31 @@ fn observer(ledger: &Arc<Ledger>) -> Observer {
 }
 
 /// As the engine would open it, but for the notes.
-fn open(config: Config, ledger: &Arc<Ledger>) -> Engine {
+pub(crate) fn open(config: Config, ledger: &Arc<Ledger>) -> Engine {
     let arenas = Engine::arenas(&config).unwrap();
     let registered = [Arc::clone(&arenas.reads), Arc::clone(&arenas.staging)];
-    let tier = |(number, tier): (u8, &kv_connector::TierConfig)| {
-        let (path, capacity) = (tier.path.clone().unwrap(), tier.capacity.unwrap().0);
-        let mut nvme = NvmeConfig::new(&tier.name, path, capacity);
-        nvme.segment_bytes = tier.segment.map(|segment| segment.0);
-        let inner = Box::new(NvmeTier::open(nvme, &registered, now_ns()).unwrap());
+    let tier = |(number, tier): (u8, &TierConfig)| {
+        let inner = if number == SHARED {
+            open_shared(tier)
+        } else {
+            let (path, capacity) = (tier.path.clone().unwrap(), tier.capacity.unwrap().0);
+            let mut nvme = NvmeConfig::new(&tier.name, path, capacity);
+            nvme.segment_bytes = tier.segment.map(|segment| segment.0);
+            Box::new(NvmeTier::open(nvme, &registered, now_ns()).unwrap())
+        };
         Box::new(Noted { inner, number, ledger: Arc::clone(ledger) }) as Box<dyn Tier>
     };
     let tiers = (0..).zip(&config.tiers).map(tier).collect();
     Engine::with_tiers(config, arenas, tiers).unwrap()
+}
+
+fn open_shared(tier: &TierConfig) -> Box<dyn Tier> {
+    let (path, capacity) = (tier.path.clone().unwrap(), tier.capacity.unwrap().0);
+    let section = tier.shared.clone().unwrap();
+    let mut shared = SharedConfig::new(&tier.name, path, capacity, fastrand::u64(1..));
+    shared.lease_ttl = Duration::from_millis(section.lease_ttl_ms);
+    shared.count_every = Duration::from_millis(section.count_every_ms);
+    Box::new(SharedTier::open(shared, now_ns()).unwrap())
 }
 
 /// With ample room every chunk once, in order; else any chunk again and again.

@@ -6,17 +6,19 @@ use std::{
     os::unix::fs::MetadataExt,
     path::Path,
     process::{Child, Command, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use kv_chunk::Digest;
-use kv_connector::{Engine, TierId, TierMask, Want, replay::wrong_bytes};
+use kv_chunk::{ChunkKey, Digest};
+use kv_connector::{Engine, Outcome, TierId, TierMask, Want, replay::wrong_bytes};
 use tempfile::TempDir;
 
 use crate::{
-    CHILD, child, ledger,
-    store::{self, Room, TIERS, key, payload_bytes},
+    CHILD, child,
+    ledger::{self, Ledger},
+    store::{self, Room, SHARED, TIERS, key, payload_bytes},
 };
 
 /// Then the stores start afresh, so that any number of kills fits the disk.
@@ -105,16 +107,16 @@ fn check(stores: &mut Stores, seen: &mut Seen) {
     check_cap(root, room, "as the kill left it");
 
     // The lock went with the process: this opens at once.
-    let engine = Engine::open(store::config(root, room)).unwrap();
+    let engine = child::open(store::config(root, room), &Arc::new(Ledger::open(&path)));
     check_cap(root, room, "reopened");
     for tier in 0..TIERS {
-        let held = |digest| required.contains(&(tier, digest));
         for chunks in chunks.chunks(32) {
-            check_chunks(&engine, tier, chunks, held, seen);
+            seen.hits += check_chunks(&engine, tier, chunks, &path);
         }
     }
     seen.required += required.len() as u64;
     check_stats(&engine, root, &required);
+    await_shared_cap(root, room);
     let stored =
         |chunk: &&u64| (0..TIERS).any(|tier| required.contains(&(tier, key(**chunk).digest())));
     // Some that were stored are stored again: they were not published.
@@ -123,36 +125,54 @@ fn check(stores: &mut Stores, seen: &mut Seen) {
     check_cap(root, room, "closed");
 }
 
-fn check_chunks(
+/// Loads what that tier alone must deliver. A shared directory's chunks are found by look-ups; those of chunks that other
+/// tiers hold, too, wait for no answer.
+fn check_chunks(engine: &Engine, tier: u8, chunks: &[u64], ledger: &Path) -> u64 {
+    let keys: Vec<_> = chunks.iter().map(|&chunk| key(chunk)).collect();
+    let began = Instant::now();
+    loop {
+        let (hits, misses) = load(engine, tier, chunks, &keys);
+        // Anew each time: a new leader gives up what the one that was killed had not.
+        let required = ledger::required(ledger);
+        let missing = misses.iter().find(|(digest, _)| required.contains(&(tier, *digest)));
+        let Some((digest, outcome)) = missing else { return hits };
+        let may_be_found = tier == SHARED && began.elapsed() < PATIENCE;
+        assert!(may_be_found, "{digest} was published in tier {tier} and is {outcome:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How many were hits, all of them right, and what became of the others.
+fn load(
     engine: &Engine,
     tier: u8,
     chunks: &[u64],
-    is_required: impl Fn(Digest) -> bool,
-    seen: &mut Seen,
-) {
-    let keys: Vec<_> = chunks.iter().map(|&chunk| key(chunk)).collect();
+    keys: &[ChunkKey],
+) -> (u64, Vec<(Digest, Outcome)>) {
     let mut buffers: Vec<_> = chunks.iter().map(|&chunk| vec![0; payload_bytes(chunk)]).collect();
-    let lease = engine.lookup(&keys);
+    let lease = engine.lookup(keys);
     let mut wants: Vec<_> =
         keys.iter().zip(&mut buffers).map(|(key, dest)| Want::new(key, dest)).collect();
     for want in &mut wants {
         want.tiers = TierMask::only(TierId(tier));
     }
     engine.load(&lease, &mut wants);
-    for (chunk, want) in chunks.iter().zip(&wants) {
-        let (digest, outcome) = (want.key.digest(), want.outcome);
-        if outcome.is_hit() {
-            assert_eq!(wrong_bytes(digest, want.dest), 0, "chunk {chunk}, tier {tier}");
-            seen.hits += 1;
-        }
-        let kept = outcome.is_hit() || !is_required(digest);
-        assert!(kept, "chunk {chunk} was published in tier {tier} and is {outcome:?}");
+    let (hits, misses): (Vec<_>, Vec<_>) = wants.iter().partition(|want| want.outcome.is_hit());
+    for want in &hits {
+        assert_eq!(
+            wrong_bytes(want.key.digest(), want.dest),
+            0,
+            "tier {tier}: {}",
+            want.key.digest()
+        );
     }
+    (hits.len() as u64, misses.iter().map(|want| (want.key.digest(), want.outcome)).collect())
 }
 
 fn check_stats(engine: &Engine, root: &Path, required: &BTreeSet<(u8, Digest)>) {
     let stats = engine.stats();
-    for (number, tier) in (0..TIERS).zip(&stats.tiers) {
+    // Nobody counts a shared directory at once.
+    for (number, tier) in (0..SHARED).zip(&stats.tiers) {
         let published = required.iter().filter(|(tier, _)| *tier == number).count() as u64;
         assert!(tier.recovered_chunks >= published, "{tier:?}");
         assert!(tier.used_bytes <= tier.capacity_bytes, "{tier:?}");
@@ -162,10 +182,31 @@ fn check_stats(engine: &Engine, root: &Path, required: &BTreeSet<(u8, Digest)>) 
 }
 
 fn check_cap(root: &Path, room: Room, when: &str) {
-    for tier in 0..TIERS {
+    for tier in 0..SHARED {
         let bytes = disk_bytes(&store::tier_directory(root, tier));
         assert!(bytes <= room.capacity().0, "tier {tier}, {when}: {bytes} of {}", room.capacity());
     }
+}
+
+/// The new leader has taken the dead one's place, has counted, and has made room.
+fn await_shared_cap(root: &Path, room: Room) {
+    let directory = store::tier_directory(root, SHARED);
+    let began = Instant::now();
+    while chunk_bytes(&directory) > room.capacity().0 {
+        assert!(began.elapsed() < PATIENCE, "the shared directory's cap does not hold");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What the chunks of a shared directory take. Files go while this looks.
+fn chunk_bytes(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let bytes = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(it) if it.is_dir() => chunk_bytes(&entry.path()),
+        Ok(it) if entry.path().extension().is_some_and(|end| end == "kvc") => it.blocks() * 512,
+        _ => 0,
+    };
+    entries.map(bytes).sum()
 }
 
 /// As `du` counts; what the engine gives back meanwhile takes no space.

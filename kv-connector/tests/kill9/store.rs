@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use kv_connector::{ByteSize, Config, TierConfig};
+use kv_connector::{ByteSize, Config, SharedSection, TierConfig};
 
 pub(crate) use crate::testing::key;
 
-pub(crate) const TIERS: u8 = 2;
+pub(crate) const TIERS: u8 = 3;
+/// The last one is a directory that many nodes might share.
+pub(crate) const SHARED: u8 = 2;
 
 /// How much room the chunks have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,11 +60,19 @@ pub(crate) fn ledger_path(root: &Path) -> PathBuf {
     root.join("ledger")
 }
 
-/// Two tiers of files and as little memory as works, so that loads really read and stores really wait.
+/// Tiers of files of both kinds, and as little memory as works, so that loads really read and stores really wait.
 pub(crate) fn config(root: &Path, room: Room) -> Config {
     let tier = |tier: u8| {
-        let name = format!("tier{tier}");
-        let mut tier = TierConfig::nvme(&name, tier_directory(root, tier), room.capacity());
+        let (name, directory) = (format!("tier{tier}"), tier_directory(root, tier));
+        if tier == SHARED {
+            let mut tier = TierConfig::shared(&name, directory, room.capacity());
+            // A dead leader is soon replaced, and what it left is soon counted.
+            let mut quick = SharedSection::default();
+            (quick.lease_ttl_ms, quick.count_every_ms) = (300, 100);
+            tier.shared = Some(quick);
+            return tier;
+        }
+        let mut tier = TierConfig::nvme(&name, directory, room.capacity());
         tier.segment = Some(ByteSize::mib(2));
         tier
     };

@@ -1,8 +1,14 @@
 //! Nodes that store and look for the same chunks.
 
-use std::{fs, sync::Barrier, thread};
+use std::{
+    fs,
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
 
-use kv_connector::{ByteSize, Config, Engine, EngineError, TierConfig};
+use kv_chunk::ChunkKey;
+use kv_connector::{ByteSize, Config, Engine, EngineError, TierConfig, TierId, TierMask, Want};
 
 use crate::common::*;
 
@@ -74,6 +80,41 @@ fn what_another_node_wrote_is_found_without_waiting_for_the_answer() {
     }
     assert_eq!(reader.contains(&keys), [true, true, true, false]);
     assert!(reader.seek(&keys[..3]).is_none(), "what is known here is not asked for");
+}
+
+#[test]
+fn a_restarted_node_reads_its_chunks_from_the_shared_directory_as_well() {
+    let (place, own) = (Place::new(), Place::new());
+    let tiers = || {
+        let own = TierConfig::nvme("own", own.first(), ByteSize::gib(1));
+        vec![own, TierConfig::shared("shared", place.first(), ByteSize::gib(1))]
+    };
+    let keys = keys(0..16);
+    let engine = Engine::open(config(tiers())).unwrap();
+    store(&engine, &keys);
+    assert!(engine.close(SOON).drained);
+
+    let engine = Engine::open(config(tiers())).unwrap();
+    let begun = Instant::now();
+    // Look-ups hit at once, and wait for nothing; some time later each replica is known.
+    while load_from(&engine, &keys, TierMask::only(TierId(1))) < keys.len() {
+        assert!(begun.elapsed() < SOON, "the second replicas are not found");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn load_from(engine: &Engine, keys: &[ChunkKey], tiers: TierMask) -> usize {
+    let mut buffers = vec![vec![0; CHUNK_BYTES]; keys.len()];
+    let lease = engine.lookup(keys);
+    assert!(lease.hits().iter().all(|hit| *hit));
+    let mut wants: Vec<_> =
+        keys.iter().zip(&mut buffers).map(|(key, dest)| Want::new(key, dest)).collect();
+    wants.iter_mut().for_each(|want| want.tiers = tiers);
+    engine.load(&lease, &mut wants);
+    for want in wants.iter().filter(|want| want.outcome.is_hit()) {
+        assert!(*want.dest == payload(want.key)[..]);
+    }
+    wants.iter().filter(|want| want.outcome.is_hit()).count()
 }
 
 #[test]
