@@ -116,8 +116,13 @@ impl Lease {
         bytemuck::cast(raw)
     }
 
+    /// Every version keeps magic, version, and the CRC of the whole file where they are: else one flipped bit of the
+    /// version would leave a directory without a leader for ever.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, Bad> {
-        version_of(bytes, LEASE_MAGIC)?;
+        match version_of(bytes, LEASE_MAGIC) {
+            Err(Bad::Newer(_)) if !is_whole(bytes) => return Err(Bad::Damaged),
+            other => other?,
+        }
         let bytes: [u8; LEASE_BYTES] = bytes.try_into().map_err(|_| Bad::Damaged)?;
         let mut raw: RawLease = bytemuck::cast(bytes);
         let crc = std::mem::replace(&mut raw.crc, 0.into());
@@ -134,6 +139,15 @@ impl Lease {
             chunks: raw.chunks.get(),
         })
     }
+}
+
+/// Whether bytes 12 to 15 are the CRC of all bytes, those zeroed.
+fn is_whole(bytes: &[u8]) -> bool {
+    let mut bytes = bytes.to_vec();
+    let Some(crc) = bytes.get_mut(12..16) else { return false };
+    let told = [crc[0], crc[1], crc[2], crc[3]];
+    crc.fill(0);
+    u32::from_le_bytes(told) == block_crc(&bytes)
 }
 
 /// Magic and version come first and are read before all else, so that a later version may change all else.
@@ -168,7 +182,7 @@ mod tests {
         for bit in 0..LEASE_BYTES * 8 {
             let mut bytes = lease.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(Lease::parse(&bytes).is_err(), "bit {bit}");
+            assert_eq!(Lease::parse(&bytes), Err(Bad::Damaged), "bit {bit}");
         }
         for bit in 0..MARKER_BYTES * 8 {
             let mut bytes = marker.encode();
@@ -185,5 +199,15 @@ mod tests {
         assert_eq!(Marker::parse(&bytes), Err(Bad::Newer(2)));
         assert_eq!(Marker::parse(&bytes[..9]), Err(Bad::Damaged));
         assert_eq!(Lease::parse(b""), Err(Bad::Damaged));
+
+        let mut bytes = Lease::default().encode().to_vec();
+        bytes[8] = 2;
+        bytes.extend([1; 50]);
+        bytes[12..16].fill(0);
+        let crc = block_crc(&bytes);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(Lease::parse(&bytes), Err(Bad::Newer(2)));
+        assert_eq!(Lease::parse(&bytes[..100]), Err(Bad::Damaged), "it lost its end");
+        assert_eq!(Lease::parse(&bytes[..14]), Err(Bad::Damaged));
     }
 }
