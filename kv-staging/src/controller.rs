@@ -151,11 +151,15 @@ impl Controller {
         effects: &mut Vec<Effect>,
     ) {
         let unread = self.claims.values().filter(|claim| claim.state() <= ClaimState::Ready);
+        let count = unread.clone().count();
         let mut waiting: Vec<(Outlook, ClaimId)> = unread
             .enumerate()
             .filter(|(_, claim)| claim.state() <= ClaimState::Committed)
             .map(|(ahead, claim)| {
-                (self.outlook(claim, ahead, now_ns, time_to_use, time_to_ready), claim.id())
+                (
+                    self.outlook(claim, (ahead, count), now_ns, time_to_use, time_to_ready),
+                    claim.id(),
+                )
             })
             .collect();
         waiting.sort_by_key(|(outlook, id)| (outlook.slack_ns(), *id));
@@ -279,18 +283,25 @@ impl Controller {
     fn outlook(
         &self,
         claim: &Claim,
-        ahead: usize,
+        (ahead, unread): (usize, usize),
         now_ns: u64,
         time_to_use: &dyn TimeToUse,
         time_to_ready: &dyn TimeToReady,
     ) -> Outlook {
         let (cold, in_flight_bytes) = self.objects.need(claim.objects());
         let need = StagingNeed { cold: &cold, in_flight_bytes };
+        let time_to_ready_ns = time_to_ready.time_to_ready_ns(&need, now_ns);
+        let restage = StagingNeed { cold: claim.objects(), in_flight_bytes: 0 };
+        // Others brought it in, or are about to.
+        let restage_ns = cold.is_empty().then(|| time_to_ready.time_to_ready_ns(&restage, now_ns));
+        let lead_ns = self.policy.lead_ns(time_to_ready_ns, restage_ns);
         Outlook {
             ahead,
+            behind: unread - ahead - 1,
             bytes: claim.bytes(),
             time_to_use_ns: time_to_use.time_to_use_ns(claim.id(), now_ns),
-            time_to_ready_ns: time_to_ready.time_to_ready_ns(&need, now_ns),
+            time_to_ready_ns,
+            use_chance_permille: time_to_use.use_chance_permille(claim.id(), lead_ns, now_ns),
             requested: claim.requested_ns.is_some(),
         }
     }
@@ -304,7 +315,7 @@ impl Controller {
         if claim.state() == ClaimState::Recorded && self.policy.is_eligible(outlook) {
             claim.apply(Move::BecomeEligible).expect(LEGAL);
         }
-        if claim.state() == ClaimState::Eligible {
+        if claim.state() == ClaimState::Eligible && (may_start || self.policy.commits_ahead()) {
             if eager
                 && !reserve(claim, &mut self.objects, &mut self.budget, &mut self.report, now_ns)
             {

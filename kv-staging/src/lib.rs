@@ -40,7 +40,9 @@
 mod budget;
 mod claim;
 mod controller;
+mod decode;
 mod error;
+mod lengths;
 mod objects;
 pub mod policy;
 mod report;
@@ -51,7 +53,9 @@ pub use crate::{
     budget::{Blocked, Budget},
     claim::{Claim, ClaimId, ClaimState, Move, Object, ObjectId},
     controller::{Controller, ControllerOptions, Effect, Reservation, Retrieval},
+    decode::{DecodeOptions, DecodeProjection, Work},
     error::StagingError,
+    lengths::Outputs,
     report::Report,
     time_to_ready::{RateModel, RateOptions, StagingNeed, TimeToReady},
     time_to_use::{ProjectionOptions, SlotProjection, TimeToUse},

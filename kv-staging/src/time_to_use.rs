@@ -20,6 +20,13 @@ use crate::ClaimId;
 pub trait TimeToUse {
     /// Nanoseconds from `now_ns` until `claim`'s retrieval starts.
     fn time_to_use_ns(&self, claim: ClaimId, now_ns: u64) -> Option<u64>;
+
+    /// How likely `claim`'s retrieval starts within `within_ns` from `now_ns`, in thousandths; `None` if nothing is
+    /// known. An estimator of one figure is certain of it.
+    fn use_chance_permille(&self, claim: ClaimId, within_ns: u64, now_ns: u64) -> Option<u32> {
+        let time_to_use_ns = self.time_to_use_ns(claim, now_ns)?;
+        Some(if time_to_use_ns <= within_ns { 1000 } else { 0 })
+    }
 }
 
 /// Options of [`SlotProjection`].

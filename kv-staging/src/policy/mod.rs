@@ -5,9 +5,11 @@ mod fixed;
 mod immediate;
 mod queue;
 mod tempo;
+mod tempo_q;
 
 pub use self::{
     demand::Demand, fixed::Static, immediate::Immediate, queue::QueueDepth, tempo::Tempo,
+    tempo_q::TempoQ,
 };
 
 /// What a policy may look at.
@@ -22,6 +24,10 @@ pub struct Outlook {
     pub time_to_use_ns: Option<u64>,
     /// Estimated time until ready, if committed now.
     pub time_to_ready_ns: u64,
+    /// How likely use falls within the policy's lead, in thousandths; `None` if unknown.
+    pub use_chance_permille: Option<u32>,
+    /// Claims recorded later whose retrieval has not begun: they wait for this one.
+    pub behind: usize,
     /// Its retrieval is requested: the scheduler waits for it.
     pub requested: bool,
 }
@@ -46,6 +52,19 @@ pub trait Policy {
 
     /// Whether to commit the claim as soon as there is room.
     fn is_eligible(&self, outlook: &Outlook) -> bool;
+
+    /// Within which time the chance of use is asked ([`Outlook::use_chance_permille`]). `restage_ns` is given for a claim
+    /// whose objects others hold or bring in: how long it would take to bring them in again, once those let go of them.
+    fn lead_ns(&self, time_to_ready_ns: u64, restage_ns: Option<u64>) -> u64 {
+        let _ = restage_ns;
+        time_to_ready_ns
+    }
+
+    /// Whether an eligible claim is committed although its staging cannot start yet. If not, it stays eligible until the
+    /// device is free for it: under eager reservation nothing is then protected that only waits.
+    fn commits_ahead(&self) -> bool {
+        true
+    }
 }
 
 const _: Option<&dyn Policy> = None;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kv_staging::{
     ClaimId, ClaimState, Controller, ControllerOptions, Effect, Object, ObjectId, Reservation,
     Retrieval, StagingError, StagingNeed, TimeToReady, TimeToUse,
-    policy::{Demand, Immediate, Policy, QueueDepth, Static, Tempo},
+    policy::{Demand, Immediate, Policy, QueueDepth, Static, Tempo, TempoQ},
 };
 
 /// What the test says.
@@ -29,18 +29,18 @@ impl TimeToReady for Nanosecond {
 
 const TEMPO: Tempo = Tempo { margin_percent: 0, margin_ns: 0 };
 
-fn object(id: u128, bytes: u64) -> Object {
+pub(crate) fn object(id: u128, bytes: u64) -> Object {
     Object { id: ObjectId(id), bytes }
 }
 
-struct Bench {
-    controller: Controller,
+pub(crate) struct Bench {
+    pub(crate) controller: Controller,
     uses: Said,
-    effects: Vec<Effect>,
+    pub(crate) effects: Vec<Effect>,
 }
 
 impl Bench {
-    fn new(
+    pub(crate) fn new(
         policy: impl Policy + Send + 'static,
         change: impl FnOnce(&mut ControllerOptions),
     ) -> Self {
@@ -53,24 +53,24 @@ impl Bench {
         }
     }
 
-    fn record(&mut self, objects: &[Object], use_ns: u64) -> ClaimId {
+    pub(crate) fn record(&mut self, objects: &[Object], use_ns: u64) -> ClaimId {
         let id = self.controller.record(objects).unwrap();
         self.uses.0.insert(id, use_ns);
         id
     }
 
     /// The effects of a tick.
-    fn tick(&mut self, now_ns: u64) -> Vec<Effect> {
+    pub(crate) fn tick(&mut self, now_ns: u64) -> Vec<Effect> {
         self.controller.tick(now_ns, &self.uses, &Nanosecond, &mut self.effects);
         std::mem::take(&mut self.effects)
     }
 
-    fn staged(&mut self, id: u128, now_ns: u64) -> Vec<Effect> {
+    pub(crate) fn staged(&mut self, id: u128, now_ns: u64) -> Vec<Effect> {
         self.controller.object_staged(ObjectId(id), now_ns, &mut self.effects).unwrap();
         std::mem::take(&mut self.effects)
     }
 
-    fn state(&self, id: ClaimId) -> Option<ClaimState> {
+    pub(crate) fn state(&self, id: ClaimId) -> Option<ClaimState> {
         self.controller.claim(id).map(kv_staging::Claim::state)
     }
 }
@@ -302,6 +302,63 @@ fn tempos_margin_leads_its_estimate() {
     bench.record(&[object(1, 40)], 1_000);
     assert_eq!(bench.tick(942), []);
     assert_eq!(bench.tick(943), [Effect::Stage(object(1, 40))]);
+}
+
+fn tempo_q(late_price_bytes: u64, late_price_percent_per_waiting: u32) -> TempoQ {
+    TempoQ {
+        late_price_bytes,
+        late_price_percent_per_waiting,
+        margin_percent: 0,
+        margin_ns: 0,
+        hold_percent: 200,
+    }
+}
+
+#[test]
+fn tempo_q_protects_when_the_chance_of_lateness_is_worth_it() {
+    // An estimator of one figure is certain: what cannot be worth it waits until it is requested.
+    for (price, staged) in [(39, false), (40, true)] {
+        let mut bench = Bench::new(tempo_q(price, 0), |_| ());
+        bench.record(&[object(1, 40)], 1_000);
+        assert_eq!(bench.tick(959), []);
+        assert_eq!(!bench.tick(960).is_empty(), staged);
+    }
+    // Each that waits behind makes lateness dearer.
+    let mut bench = Bench::new(tempo_q(20, 50), |_| ());
+    let first = bench.record(&[object(1, 40)], 0);
+    bench.record(&[object(2, 80)], 10_000);
+    assert_eq!(bench.tick(0), []);
+    bench.record(&[object(3, 80)], 10_000);
+    assert_eq!(bench.tick(0), [Effect::Stage(object(1, 40))]);
+    assert_eq!(bench.state(first), Some(ClaimState::Staging));
+}
+
+#[test]
+fn tempo_q_commits_no_sooner_than_the_device_is_free() {
+    let mut bench = Bench::new(tempo_q(1_000, 0), |options| options.in_flight_bytes_max = 1);
+    bench.record(&[object(1, 40)], 10);
+    let second = bench.record(&[object(2, 40)], 20);
+    assert_eq!(bench.tick(0), [Effect::Stage(object(1, 40))]);
+    assert_eq!(bench.state(second), Some(ClaimState::Eligible));
+    assert_eq!(bench.controller.budget().protected_bytes(), 40);
+    bench.staged(1, 40);
+    assert_eq!(bench.tick(40), [Effect::Stage(object(2, 40))]);
+}
+
+#[test]
+fn tempo_q_holds_on_to_what_it_would_have_to_bring_in_again() {
+    let mut bench = Bench::new(tempo_q(1_000, 0), |_| ());
+    let first = bench.record(&[object(1, 40)], 0);
+    bench.tick(0);
+    bench.staged(1, 40);
+    // Ready, and wanted again in more and in less than twice the 40 ns that staging takes.
+    let relaxed = bench.record(&[object(1, 40)], 200);
+    bench.tick(119);
+    assert_eq!(bench.state(relaxed), Some(ClaimState::Recorded));
+    bench.tick(120);
+    assert_eq!(bench.state(relaxed), Some(ClaimState::Ready));
+    bench.controller.cancel(first, 130, &mut bench.effects).unwrap();
+    assert_eq!(bench.effects, [Effect::Released(first)]);
 }
 
 #[test]

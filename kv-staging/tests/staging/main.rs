@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod cancel;
 mod claim;
 mod controller;
+mod decode;
 mod estimators;
 mod random;

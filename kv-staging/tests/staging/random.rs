@@ -1,11 +1,14 @@
 //! Random runs of the controller against a device that believes nothing: after every call the books must add up.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+};
 
 use kv_staging::{
     ClaimId, ClaimState, Controller, ControllerOptions, Effect, Object, ObjectId, Reservation,
     StagingNeed, TimeToReady, TimeToUse,
-    policy::{Immediate, QueueDepth, Tempo},
+    policy::{Immediate, QueueDepth, Tempo, TempoQ},
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
@@ -75,7 +78,8 @@ impl Run {
         let controller = match policy {
             0 => Controller::new(options, Immediate),
             1 => Controller::new(options, QueueDepth { claims: 2 }),
-            _ => Controller::new(options, Tempo { margin_percent: 0, margin_ns: 0 }),
+            2 => Controller::new(options, Tempo { margin_percent: 0, margin_ns: 0 }),
+            _ => Controller::new(options, TempoQ { late_price_bytes: 20, ..TempoQ::default() }),
         };
         Self {
             controller,
@@ -225,12 +229,17 @@ impl Run {
     }
 }
 
+/// Random runs of each property.
+fn sequences() -> u32 {
+    env::var("KVBRAID_SEQUENCES").map_or(1_000, |text| text.parse().unwrap())
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(sequences()))]
 
     #[test]
     fn the_books_add_up_whatever_happens(
-        policy in 0..3_u8,
+        policy in 0..4_u8,
         lazy: bool,
         narrow: bool,
         steps in vec(any_step(), 0..120),

@@ -1,0 +1,73 @@
+//! Just in time, where lateness and protection each have their price.
+
+use super::{Outlook, Policy};
+
+/// Weighs what waiting costs against what waiting for costs.
+///
+/// Committed now, a claim is protected so much longer; committed later, its request is late by as much, if its use falls
+/// within the time until ready. So it is eligible when
+///
+/// ```text
+/// chance(time until use <= lead) x late_price_bytes x (1 + late_price_percent_per_waiting / 100 x waiting)  >=  bytes
+/// ```
+///
+/// where `waiting` counts the requests queued behind it, which are late with it. That is a lower quantile of the time
+/// until use ([`DecodeProjection`](crate::DecodeProjection) knows the chance), the lower the smaller the claim and the
+/// longer the queue. A claim is committed no sooner than the device is free for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TempoQ {
+    /// Protecting so many bytes for a second is as bad as one request that is late by a second.
+    pub late_price_bytes: u64,
+    /// So much of it is added for each request that waits behind.
+    pub late_price_percent_per_waiting: u32,
+    /// The lead is the time until ready and so many percent of it.
+    pub margin_percent: u32,
+    /// And this.
+    pub margin_ns: u64,
+    /// What others hold is held on if its use falls within so many percent of the time that it would take to bring
+    /// it in again: staged once more, it would be protected as long, and could be late.
+    pub hold_percent: u32,
+}
+
+impl Default for TempoQ {
+    /// Chosen in simulation (`cargo xtask bench staging --model`) for prefixes of about 5 GiB: take a price of some four times
+    /// the bytes of a usual claim.
+    fn default() -> Self {
+        Self {
+            late_price_bytes: 22 << 30,
+            late_price_percent_per_waiting: 25,
+            margin_percent: 0,
+            margin_ns: 0,
+            hold_percent: 200,
+        }
+    }
+}
+
+impl Policy for TempoQ {
+    fn name(&self) -> &'static str {
+        "tempo_q"
+    }
+
+    fn is_eligible(&self, outlook: &Outlook) -> bool {
+        let Some(chance) = outlook.use_chance_permille else { return outlook.requested };
+        let waiting_percent =
+            u128::from(self.late_price_percent_per_waiting) * outlook.behind as u128;
+        let price = u128::from(self.late_price_bytes) * (100 + waiting_percent) / 100;
+        outlook.requested || u128::from(chance) * price >= u128::from(outlook.bytes) * 1000
+    }
+
+    fn lead_ns(&self, time_to_ready_ns: u64, restage_ns: Option<u64>) -> u64 {
+        let hold_ns = restage_ns.map_or(0, |ns| percent_of(ns, self.hold_percent));
+        let margin_ns =
+            percent_of(time_to_ready_ns, self.margin_percent).saturating_add(self.margin_ns);
+        time_to_ready_ns.saturating_add(margin_ns).max(hold_ns)
+    }
+
+    fn commits_ahead(&self) -> bool {
+        false
+    }
+}
+
+fn percent_of(ns: u64, percent: u32) -> u64 {
+    u64::try_from(u128::from(ns) * u128::from(percent) / 100).unwrap_or(u64::MAX)
+}
