@@ -68,7 +68,7 @@ fn a_prefill_interrupts_the_others() {
 fn the_first_of_many_is_sooner_than_the_mean_of_one() {
     let lengths: Vec<u64> = (1..=200).collect();
     let ask = |slots: u64, outputs| {
-        let mut uses = trained(slots as usize, &lengths, |options| {
+        let mut uses = trained(usize::try_from(slots).unwrap(), &lengths, |options| {
             (options.outputs, options.quantile_percent) = (outputs, 50);
             (options.iteration_ns, options.iteration_ns_per_request) = (10 * MS, 0);
         });
@@ -124,7 +124,7 @@ proptest! {
         scenarios in 1..100_u32,
         now_ns in 0..1000 * MS,
     ) {
-        let mut uses = trained(slots as usize, &lengths, |options| options.scenarios = scenarios);
+        let mut uses = trained(usize::try_from(slots).unwrap(), &lengths, |options| options.scenarios = scenarios);
         serve(&mut uses, slots, slots + 8, written);
         let ask = || -> Vec<u64> {
             (slots..slots + 8).map(|id| uses.time_to_use_ns(ClaimId(id), now_ns).unwrap()).collect()

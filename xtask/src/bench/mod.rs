@@ -5,6 +5,7 @@ mod devices;
 mod lmcache;
 mod machine;
 mod retrieval;
+mod staging;
 
 use std::{fs, path::PathBuf};
 
@@ -19,7 +20,7 @@ pub(crate) struct Bench {
     /// Only benches of this name or crate; `demo` is the whole engine on a real trace, `lmcache` a real LMCache over ours
     /// and over its own back ends, `hicache` the same of SGLang's HiCache.
     name: Option<String>,
-    /// For `retrieval`: over modelled devices, in virtual time.
+    /// For `retrieval` and `staging`: over modelled devices, in virtual time.
     #[arg(long, requires = "name")]
     model: bool,
     /// For `retrieval`: over two throttled block devices that are made for it; takes root.
@@ -27,6 +28,8 @@ pub(crate) struct Bench {
     devices: bool,
     #[command(flatten)]
     options: devices::Options,
+    #[command(flatten)]
+    staging: staging::Options,
 }
 
 /// One line of the summary.
@@ -42,6 +45,15 @@ impl Bench {
             ensure!(self.name.as_deref() == Some("retrieval"), "--devices: only of retrieval");
             return devices::bench(&self.options);
         }
+        let json = self.options.json.as_deref();
+        if self.name.as_deref() == Some("staging") {
+            ensure!(self.model || self.staging.real, "staging: say which one, --model or --real");
+            return match self.model {
+                true => staging::model(&self.staging, json),
+                false => staging::real(self.options.reps, json),
+            };
+        }
+        ensure!(!self.staging.real, "--real: only of staging");
         let subject = match self.name.as_deref() {
             Some("lmcache") => Some(lmcache::Subject::Lmcache),
             Some("hicache") => Some(lmcache::Subject::Hicache),

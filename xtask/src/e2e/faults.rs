@@ -13,5 +13,9 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
     report.tests("faults", ("kv-connector", "campaign"), &[], &runs)?;
     let kills = [("KVBRAID_KILLS", kills.to_string())];
     report.tests("kills", ("kv-connector", "kill9"), &[], &kills)?;
+    let sequences = if report.full { 1_000_000 } else { 100_000 };
+    println!("{sequences} random sequences against the staging controller");
+    let sequences = [("KVBRAID_SEQUENCES", sequences.to_string())];
+    report.tests("staging", ("kv-staging", "staging"), &["random"], &sequences)?;
     Ok(())
 }

@@ -60,7 +60,7 @@ pub(super) struct Options {
     /// Of lmcache: only this back end; give it once for each.
     #[arg(long = "backend", value_name = "NAME", requires = "name")]
     pub(super) backends: Vec<String>,
-    /// Of lmcache: where else the results go.
+    /// Of lmcache and staging: where else the results go.
     #[arg(long, value_name = "FILE", requires = "name")]
     pub(super) json: Option<PathBuf>,
 }
@@ -188,7 +188,7 @@ fn arguments(options: &Options, setup: &Setup, fio: Option<&Path>, json: &Path) 
 }
 
 /// Waits for the command; a signal ends it, gently at first.
-fn wait(command: &mut Command, signals: &Signals) -> Result<ExitStatus> {
+pub(super) fn wait(command: &mut Command, signals: &Signals) -> Result<ExitStatus> {
     let mut child = command.spawn().with_context(|| format!("run {command:?}"))?;
     let mut told = false;
     loop {
