@@ -15,7 +15,7 @@ use super::{
 };
 use crate::bench::devices::setup::Device;
 
-const OPEN_LIMIT: Duration = Duration::from_secs(300);
+const OPEN_LIMIT: Duration = Duration::from_secs(900);
 const STEP_LIMIT: Duration = Duration::from_secs(180);
 /// After a step: the throttle has begun a new slice.
 const SETTLE: Duration = Duration::from_millis(250);
