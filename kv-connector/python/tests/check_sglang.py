@@ -85,8 +85,13 @@ def places(first: int, count: int) -> torch.Tensor:
     return torch.arange(first * PAGE, (first + count) * PAGE)
 
 
-def by_tier(made: Any) -> dict[str, int]:
-    return {tier["name"]: tier["hits"] for tier in made.get_stats().kvbraid["tiers"]}
+def served_by_both(made: Any, keys: list[str], indices: torch.Tensor) -> bool:
+    """Reads until each tier has served something: of a small batch one may get everything on a busy machine."""
+    for _ in range(100):
+        if all(tier["hits"] > 0 for tier in made.get_stats().kvbraid["tiers"]):
+            return True
+        assert all(made.batch_get_v1(keys, indices))
+    return False
 
 
 def test_pages_of_every_layout_come_back_from_both_tiers_after_a_restart(directory: Path) -> None:
@@ -105,7 +110,7 @@ def test_pages_of_every_layout_come_back_from_both_tiers_after_a_restart(directo
         assert made.batch_exists([*keys[:40], "not stored", *keys[40:]]) == 40
         assert made.batch_get_v1(keys, places(3, 64)) == [True] * 64
         assert same(pool, kept, 3, 64), layout
-        assert all(hits > 0 for hits in by_tier(made).values()), by_tier(made)
+        assert served_by_both(made, keys, places(3, 64))
         outside = pool.get_data_page(0), pool.get_data_page(2 * PAGE), pool.get_data_page(67 * PAGE)
         assert not any(bool(it.any()) for it in outside), "pages that nobody asked for were written"
         made.close()
@@ -393,7 +398,7 @@ def test_the_quick_start_of_the_readme_runs(directory: Path) -> None:
         assert made.batch_exists(keys) == 200
         assert all(made.batch_get_v1(keys, places(0, 200))) and same(pool, kept, 0, 200)
         # After a restart the chunks that a local tier has are not looked for in the shared directory.
-        assert life == 1 or all(hits > 0 for hits in by_tier(made).values()), by_tier(made)
+        assert life == 1 or served_by_both(made, keys, places(0, 200))
         made.close()
 
 
