@@ -10,7 +10,7 @@ pub(super) const LMCACHE: [&str; 6] =
 pub(super) const HICACHE: [&str; 2] = ["kvbraid", "hicache_file"];
 pub(super) const CHUNK_BYTES: u64 = 4 << 20;
 pub(super) const REQUESTS: u64 = 16;
-/// Threads that read for a stock back end: more brought nothing on the throttled device nor on the bare disk.
+/// Threads that read for a stock back end.
 const THREADS: u64 = 8;
 /// Of a raw block store, at its begin.
 const RAW_BLOCK_INDEX: u64 = 256 << 20;

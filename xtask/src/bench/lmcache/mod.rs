@@ -12,11 +12,7 @@ mod table;
 mod throttle;
 mod worker;
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{env, fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -113,7 +109,7 @@ pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
         failed.push(json!({"backend": "raw_block", "why": format!("{RAW_BLOCK}: {error:#}")}));
     }
     if subject == Subject::Hicache {
-        match sglang() {
+        match engines::sglang() {
             Ok(place) => places.push(place),
             Err(Absent(why)) => return skip(&why),
         }
@@ -148,13 +144,6 @@ pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
     let measured = measure(&study, options, failed)?;
     ensure!(!signals.arrived(), "stopped by a signal");
     show(subject, options, &measured)
-}
-
-/// As `cargo xtask e2e sglang` installed it.
-fn sglang() -> std::result::Result<PathBuf, Absent> {
-    let home = run::root().join("target/e2e/sglang");
-    let absent = || Absent("there is no SGLang; run `cargo xtask e2e sglang` first".to_owned());
-    home.join("sglang").exists().then_some(home).ok_or_else(absent)
 }
 
 /// Everything that was measured, and what could not be.
