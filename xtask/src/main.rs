@@ -71,3 +71,15 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Arguments;
+
+    #[test]
+    fn no_two_options_are_in_each_others_way() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -20,6 +20,7 @@ use crate::run;
 
 /// Options of `staging`.
 #[derive(clap::Args)]
+#[group(id = "staging")]
 pub(super) struct Options {
     /// Of staging --model: seeds of each scenario; what is judged has at least 30.
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u32).range(1..))]
