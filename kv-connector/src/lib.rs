@@ -37,6 +37,7 @@ mod flash;
 pub mod inspect;
 mod lease;
 mod load;
+mod memory;
 mod metrics;
 mod open;
 mod outcome;

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -10,7 +9,7 @@ use kv_chunk::MAX_PAYLOAD_BYTES;
 use kv_tiers::record_bytes;
 
 use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind, flash, space};
-use crate::{ByteSize, EngineError};
+use crate::{ByteSize, EngineError, memory};
 
 const TIERS_MAX: usize = 8;
 const HOUR_MS: u64 = 3_600_000;
@@ -19,7 +18,7 @@ const WINDOW_MAX: u32 = 1024;
 
 pub(super) fn check(config: &Config) -> Result<(), EngineError> {
     check_engine(&config.engine)?;
-    check_memory(config, memory_total())?;
+    check_memory(config, memory::total())?;
     config.queue.check(config.engine.chunk_bytes_max)?;
     if !(1..=TIERS_MAX).contains(&config.tiers.len()) {
         let problem = format!("{} tiers", config.tiers.len());
@@ -103,27 +102,9 @@ fn check_memory(config: &Config, total: Option<u64>) -> Result<(), EngineError> 
     )
 }
 
-/// What the process may use: the machine's memory, or what its cgroup gives it.
+/// What the process may use: the machine's memory, or what its cgroups give it.
 fn memory_limit() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limits = groups.lines().filter_map(|line| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
-        let file = match controllers {
-            "" => Path::new("/sys/fs/cgroup").join(path).join("memory.max"),
-            "memory" => Path::new("/sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes"),
-            _ => return None,
-        };
-        fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
-    });
-    limits.chain(memory_total()).min()
-}
-
-fn memory_total() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kib << 10)
+    memory::cgroup_limit().into_iter().chain(memory::total()).min()
 }
 
 fn check_tier(

@@ -1,15 +1,12 @@
 //! Memory: how much an engine takes, what limits it, whether it lies on huge pages, and whether it may be locked.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
 
 use kv_tiers::{Arena, ArenaConfig};
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::{Diagnosis, machine::may_lock_memory};
-use crate::{ByteSize, Config, TierConfig, TierKind, arenas::Arenas};
+use crate::{ByteSize, Config, TierConfig, TierKind, arenas::Arenas, memory};
 
 /// Enough to see whether the system grants huge pages.
 const TRIAL_BYTES: usize = 32 << 20;
@@ -82,7 +79,7 @@ fn huge_pages(diagnosis: &mut Diagnosis) {
 fn limits(diagnosis: &mut Diagnosis, needs: &Needs) {
     let what = "memory";
     let wanted = ByteSize(needs.all);
-    let limit = cgroup_limit();
+    let limit = memory::cgroup_limit();
     if let Some(limit) = limit.filter(|limit| needs.all > *limit) {
         let found = format!("{wanted} wanted, the container's limit is {}", ByteSize(limit));
         let why = "all of it is touched at open: the kernel would end the process";
@@ -95,7 +92,7 @@ fn limits(diagnosis: &mut Diagnosis, needs: &Needs) {
         || "no limit of a container".to_owned(),
         |limit| format!("the container's limit is {}", ByteSize(limit)),
     );
-    match available() {
+    match memory::available() {
         Some(available) if needs.all > available => {
             let found = format!("{wanted} wanted, {} available now", ByteSize(available));
             let why = "all of it is touched at open: others are swapped out, or ended";
@@ -131,28 +128,4 @@ fn memlock(diagnosis: &mut Diagnosis, config: &Config, needs: &Needs) {
     let why = "buffers are not registered: each read pins its pages anew, which costs CPU time";
     let fix = "ulimit -l unlimited, LimitMEMLOCK=infinity of the unit, or --ulimit memlock=-1 of the container";
     diagnosis.warn(what, found, (why, fix));
-}
-
-/// The smallest limit of the memory cgroups that this process is in.
-fn cgroup_limit() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let unified = text.lines().find_map(|line| line.strip_prefix("0::/"));
-    let first = text.lines().find_map(|line| line.split_once(":memory:/").map(|(_, path)| path));
-    let read = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let along = |root: &str, path: &str, file: &str| {
-        let whole = Path::new(root).join(path);
-        let above = whole.ancestors().take_while(|it| it.starts_with(root));
-        above.filter_map(|it| read(it.join(file))).min()
-    };
-    let unified = along("/sys/fs/cgroup", unified.unwrap_or_default(), "memory.max");
-    let older = along("/sys/fs/cgroup/memory", first.unwrap_or_default(), "memory.limit_in_bytes");
-    // Without a limit version 1 says a huge number.
-    unified.into_iter().chain(older).min().filter(|limit| *limit < 1 << 60)
-}
-
-fn available() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kib << 10)
 }
