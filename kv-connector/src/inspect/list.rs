@@ -1,6 +1,6 @@
 //! What a running engine's tiers keep, by key: asked of their headers, since indices know digests only.
 
-use std::sync::{Arc, TryLockError, atomic::Ordering};
+use std::sync::Arc;
 
 use kv_chunk::{Digest, KeyParts};
 
@@ -25,24 +25,9 @@ pub struct KeptChunk {
 impl Shared {
     /// Those chunks of a selection that are on tiers now: what is staged is not among them.
     pub(crate) fn list(&self, selector: &Selector) -> Result<Vec<KeptChunk>, PurgeRefusal> {
-        if !self.is_usable() {
-            return Err(PurgeRefusal::Closed);
-        }
-        if selector.is_empty() {
-            return Err(PurgeRefusal::Nothing);
-        }
-        let _one = match self.purging.try_lock() {
-            Ok(one) => one,
-            Err(TryLockError::Poisoned(one)) => one.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(PurgeRefusal::Busy),
-        };
+        let _one = self.errand_right(selector)?;
         let errand = Arc::new(Errand::to_list(selector, self.tiers.len()));
-        for tier in &self.tiers {
-            if !tier.push_errand(&errand) {
-                errand.answer(tier.id.index(), Default::default());
-            }
-        }
-        errand.wait(|| !self.closed.load(Ordering::Acquire));
+        self.run_errand(&errand);
         Ok(errand.take_seen())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Condvar, Mutex, PoisonError, TryLockError, atomic::Ordering},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, atomic::Ordering},
     time::Duration,
 };
 
@@ -113,7 +113,7 @@ pub(crate) struct Errand {
 }
 
 impl Errand {
-    pub(super) fn new(request: &PurgeRequest, tiers: usize) -> Self {
+    fn new(request: &PurgeRequest, tiers: usize) -> Self {
         let patience_ns = now_ns().saturating_add(ns_from_ms(request.wait_ms));
         Self {
             selector: request.selector.clone(),
@@ -156,7 +156,7 @@ impl Errand {
     }
 
     /// Waits for all answers while `open`.
-    pub(super) fn wait(&self, open: impl Fn() -> bool) -> Vec<Option<TierPurge>> {
+    fn wait(&self, open: impl Fn() -> bool) -> Vec<Option<TierPurge>> {
         let mut answers = lock_plain(&self.answers);
         while answers.iter().any(Option::is_none) && open() && now_ns() < self.end_ns {
             let waited = self.answered.wait_timeout(answers, LOOK_EVERY);
@@ -167,30 +167,42 @@ impl Errand {
 }
 
 impl Shared {
-    pub(crate) fn purge(&self, request: &PurgeRequest) -> Result<PurgeReport, PurgeRefusal> {
+    /// The right to send an errand: one runs at a time.
+    pub(super) fn errand_right(
+        &self,
+        selector: &Selector,
+    ) -> Result<MutexGuard<'_, ()>, PurgeRefusal> {
         if !self.is_usable() {
             return Err(PurgeRefusal::Closed);
         }
-        if request.selector.is_empty() {
+        if selector.is_empty() {
             return Err(PurgeRefusal::Nothing);
         }
-        let _one = match self.purging.try_lock() {
-            Ok(one) => one,
-            Err(TryLockError::Poisoned(one)) => one.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(PurgeRefusal::Busy),
-        };
-        let dry_run = request.dry_run;
-        // What is staged is found on the tiers then.
-        let wait_ms = self.config.close_deadline_ms;
-        let staged_chunks = self.flush(Duration::from_millis(wait_ms)).pending;
-        let errand = Arc::new(Errand::new(request, self.tiers.len()));
+        match self.purging.try_lock() {
+            Ok(one) => Ok(one),
+            Err(TryLockError::Poisoned(one)) => Ok(one.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(PurgeRefusal::Busy),
+        }
+    }
+
+    /// Sends an errand to all tiers and waits for their answers.
+    pub(super) fn run_errand(&self, errand: &Arc<Errand>) -> Vec<Option<TierPurge>> {
         for tier in &self.tiers {
-            if !tier.push_errand(&errand) {
+            if !tier.push_errand(errand) {
                 // Its chunks went with it.
                 errand.answer(tier.id.index(), TierPurge::default());
             }
         }
-        let answers = errand.wait(|| !self.closed.load(Ordering::Acquire));
+        errand.wait(|| !self.closed.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn purge(&self, request: &PurgeRequest) -> Result<PurgeReport, PurgeRefusal> {
+        let _one = self.errand_right(&request.selector)?;
+        let dry_run = request.dry_run;
+        // What is staged is found on the tiers then.
+        let wait_ms = self.config.close_deadline_ms;
+        let staged_chunks = self.flush(Duration::from_millis(wait_ms)).pending;
+        let answers = self.run_errand(&Arc::new(Errand::new(request, self.tiers.len())));
         let selected = |record: &Record| {
             request.selector.matches(record.header().canonical_key()) == Some(true)
         };
