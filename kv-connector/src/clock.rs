@@ -5,7 +5,7 @@ use std::{
         OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 static ORIGIN: OnceLock<Instant> = OnceLock::new();
@@ -22,8 +22,12 @@ pub fn jump_clock(by_ns: u64) {
 /// Nanoseconds since this process first asked: what tiers made by the caller are opened with.
 pub fn now_ns() -> u64 {
     let elapsed = ORIGIN.get_or_init(Instant::now).elapsed();
-    let ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-    ns.saturating_add(JUMPED_NS.load(Ordering::Relaxed))
+    ns_of(elapsed).saturating_add(JUMPED_NS.load(Ordering::Relaxed))
+}
+
+/// As long as can be said, if it is longer.
+pub(crate) fn ns_of(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 pub(crate) fn ns_from_ms(ms: u64) -> u64 {

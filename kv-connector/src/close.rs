@@ -6,7 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{CloseReport, Engine, FlushReport, clock::now_ns, shared::Shared, sync::lock_plain};
+use crate::{
+    CloseReport, Engine, FlushReport,
+    clock::{now_ns, ns_of},
+    shared::Shared,
+    sync::lock_plain,
+};
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -33,12 +38,11 @@ pub(crate) fn close(engine: &Engine, deadline: Duration) -> CloseReport {
         return CloseReport { drained: true, ..CloseReport::default() };
     }
     let end = Instant::now() + deadline;
-    let limit_ns = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
-    let claims_by_ns = now_ns().saturating_add(limit_ns);
+    let claims_by_ns = now_ns().saturating_add(ns_of(deadline));
     shared.desks.iter().flatten().for_each(|desk| desk.close(claims_by_ns));
     let flushed = shared.flush(deadline);
     let left = end.saturating_duration_since(Instant::now());
-    let by_ns = now_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+    let by_ns = now_ns().saturating_add(ns_of(left));
     shared.tiers.iter().for_each(|tier| tier.ask_to_close(by_ns));
     let leaked = join(std::mem::take(&mut *threads), end);
     if let Some(socket) = &engine.socket {

@@ -5,7 +5,11 @@ use std::{sync::Arc, time::Duration};
 use kv_chunk::{ChunkKey, Digest};
 
 use super::Engine;
-use crate::{Lease, clock::now_ns, flash::Desk};
+use crate::{
+    Lease,
+    clock::{now_ns, ns_of},
+    flash::Desk,
+};
 
 /// What a claim found on tiers of kind flash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +102,5 @@ impl Engine {
 }
 
 fn use_at_ns(time_to_use: Option<Duration>) -> Option<u64> {
-    let from_now = u64::try_from(time_to_use?.as_nanos()).unwrap_or(u64::MAX);
-    Some(now_ns().saturating_add(from_now))
+    Some(now_ns().saturating_add(ns_of(time_to_use?)))
 }

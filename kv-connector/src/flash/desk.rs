@@ -168,9 +168,7 @@ impl Desk {
     pub(crate) fn cancel_claim(&self, id: ClaimId) {
         let mut state = lock_plain(&self.state);
         if let Some(request) = state.held.get(&id).map(|held| Arc::clone(&held.request)) {
-            if state.by_request.get(&request) == Some(&id) {
-                state.by_request.remove(&request);
-            }
+            state.forget_name(&request, id);
             state.cancel_claim(id, now_ns());
             self.ring(&mut state);
         }
@@ -271,8 +269,13 @@ impl State {
             }
         }
         self.uses.gone(id, !held.begun);
-        if self.by_request.get(&held.request) == Some(&id) {
-            self.by_request.remove(&held.request);
+        self.forget_name(&held.request, id);
+    }
+
+    /// The request no longer has this claim; one that replaced it stays.
+    fn forget_name(&mut self, request: &str, id: ClaimId) {
+        if self.by_request.get(request) == Some(&id) {
+            self.by_request.remove(request);
         }
     }
 
@@ -379,9 +382,7 @@ impl State {
                 held.touched_ns = now_ns;
                 self.expired += 1;
                 let request = Arc::clone(&held.request);
-                if self.by_request.get(&request) == Some(&id) {
-                    self.by_request.remove(&request);
-                }
+                self.forget_name(&request, id);
             }
             self.cancel_claim(id, now_ns);
         }
