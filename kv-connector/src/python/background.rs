@@ -138,23 +138,23 @@ impl Filling {
 impl Staging {
     fn run(&self) {
         let places = 0..self.work.keys.len();
+        let mut scratch = Vec::new();
         // What panicked was told where it happened.
-        let stage =
-            |place| catch_unwind(AssertUnwindSafe(|| self.stage(place))).unwrap_or("failed");
+        let stage = |place| {
+            catch_unwind(AssertUnwindSafe(|| self.stage(place, &mut scratch))).unwrap_or("failed")
+        };
         self.settle(places.map(stage).collect());
     }
 
     /// One chunk. While it waits for room, the buffers can be taken back.
-    fn stage(&self, place: usize) -> &'static str {
+    fn stage(&self, place: usize, scratch: &mut Vec<u8>) -> &'static str {
         loop {
             let buffers = lock_plain(&self.buffers);
             if self.is_dropped() {
                 return "dropped";
             }
-            let stored = self
-                .work
-                .engine
-                .store(&self.work.keys[place], buffers[place].bytes(&mut Vec::new()));
+            let bytes = buffers[place].bytes(scratch);
+            let stored = self.work.engine.store(&self.work.keys[place], bytes);
             drop(buffers);
             let is_full = matches!(
                 stored,

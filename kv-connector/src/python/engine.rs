@@ -134,13 +134,10 @@ impl PyEngine {
         ranks: Option<Vec<u16>>,
     ) -> PyResult<PyLoad> {
         self.live()?;
-        same_number(keys.len(), buffers.len(), "buffers")?;
         if let Some(ranks) = &ranks {
             same_number(keys.len(), ranks.len(), "ranks")?;
         }
-        let views =
-            buffers.iter().enumerate().map(|(place, object)| Buffer::writable(object, place));
-        let buffers: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+        let buffers = views(keys.len(), &buffers, Buffer::writable)?;
         let want = |(place, (key, buffer)): (usize, (&Bound<'_, PyKey>, &Buffer))| {
             let mut want = Wanted::new(key.get().0.clone(), buffer.len());
             want.rank = ranks.as_ref().map_or(0, |ranks| ranks[place]);
@@ -158,10 +155,7 @@ impl PyEngine {
         self.live()?;
         let (mut wants, mut buffers) = (Vec::new(), Vec::new());
         for (keys, objects) in &loads {
-            same_number(keys.len(), objects.len(), "buffers")?;
-            let views =
-                objects.iter().enumerate().map(|(place, object)| Buffer::writable(object, place));
-            let views: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+            let views = views(keys.len(), objects, Buffer::writable)?;
             let want = |(key, view): (&Bound<'_, PyKey>, &Buffer)| {
                 Wanted::new(key.get().0.clone(), view.len())
             };
@@ -183,10 +177,7 @@ impl PyEngine {
         wait_s: f64,
     ) -> PyResult<PyStage> {
         self.live()?;
-        same_number(keys.len(), buffers.len(), "buffers")?;
-        let views =
-            buffers.iter().enumerate().map(|(place, object)| Buffer::readable(object, place));
-        let buffers: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+        let buffers = views(keys.len(), &buffers, Buffer::readable)?;
         let keys = chunk_keys(&keys);
         guard(|| self.background.stage(&self.engine, keys, buffers, seconds(wait_s)).map(PyStage))
     }
@@ -199,10 +190,7 @@ impl PyEngine {
         buffers: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Vec<&'static str>> {
         self.live()?;
-        same_number(keys.len(), buffers.len(), "buffers")?;
-        let views =
-            buffers.iter().enumerate().map(|(place, object)| Buffer::readable(object, place));
-        let buffers: Vec<Buffer> = views.collect::<PyResult<_>>()?;
+        let buffers = views(keys.len(), &buffers, Buffer::readable)?;
         let keys = chunk_keys(&keys);
         guard(|| {
             Ok(py.detach(|| {
@@ -434,6 +422,16 @@ impl Drop for PyEngine {
 
 fn chunk_keys(keys: &[Bound<'_, PyKey>]) -> Vec<ChunkKey> {
     keys.iter().map(|key| key.get().0.clone()).collect()
+}
+
+/// What a method is given for its keys, seen as memory.
+fn views<'py>(
+    keys: usize,
+    objects: &[Bound<'py, PyAny>],
+    view: fn(&Bound<'py, PyAny>, usize) -> PyResult<Buffer>,
+) -> PyResult<Vec<Buffer>> {
+    same_number(keys, objects.len(), "buffers")?;
+    objects.iter().enumerate().map(|(place, object)| view(object, place)).collect()
 }
 
 fn same_number(keys: usize, others: usize, what: &str) -> PyResult<()> {
