@@ -291,17 +291,20 @@ impl Controller {
         let (cold, in_flight_bytes) = self.objects.need(claim.objects());
         let need = StagingNeed { cold: &cold, in_flight_bytes };
         let time_to_ready_ns = time_to_ready.time_to_ready_ns(&need, now_ns);
-        let restage = StagingNeed { cold: claim.objects(), in_flight_bytes: 0 };
-        // Others brought it in, or are about to.
-        let restage_ns = cold.is_empty().then(|| time_to_ready.time_to_ready_ns(&restage, now_ns));
-        let lead_ns = self.policy.lead_ns(time_to_ready_ns, restage_ns);
+        let restage_ns = || {
+            let restage = StagingNeed { cold: claim.objects(), in_flight_bytes: 0 };
+            // Others brought it in, or are about to.
+            cold.is_empty().then(|| time_to_ready.time_to_ready_ns(&restage, now_ns))
+        };
+        let lead_ns = self.policy.lead_ns(time_to_ready_ns, &restage_ns);
+        let chance = |lead_ns| time_to_use.use_chance_permille(claim.id(), lead_ns, now_ns);
         Outlook {
             ahead,
             behind: unread - ahead - 1,
             bytes: claim.bytes(),
             time_to_use_ns: time_to_use.time_to_use_ns(claim.id(), now_ns),
             time_to_ready_ns,
-            use_chance_permille: time_to_use.use_chance_permille(claim.id(), lead_ns, now_ns),
+            use_chance_permille: lead_ns.and_then(chance),
             requested: claim.requested_ns.is_some(),
         }
     }

@@ -24,7 +24,7 @@ pub struct Outlook {
     pub time_to_use_ns: Option<u64>,
     /// Estimated time until ready, if committed now.
     pub time_to_ready_ns: u64,
-    /// How likely use falls within the policy's lead, in thousandths; `None` if unknown.
+    /// How likely use falls within the policy's lead, in thousandths; `None` if unknown, or if the policy has no lead.
     pub use_chance_permille: Option<u32>,
     /// Claims recorded later whose retrieval has not begun: they wait for this one.
     pub behind: usize,
@@ -53,11 +53,12 @@ pub trait Policy {
     /// Whether to commit the claim as soon as there is room.
     fn is_eligible(&self, outlook: &Outlook) -> bool;
 
-    /// Within which time the chance of use is asked ([`Outlook::use_chance_permille`]). `restage_ns` is given for a claim
-    /// whose objects others hold or bring in: how long it would take to bring them in again, once those let go of them.
-    fn lead_ns(&self, time_to_ready_ns: u64, restage_ns: Option<u64>) -> u64 {
-        let _ = restage_ns;
-        time_to_ready_ns
+    /// Within which time the chance of use is asked ([`Outlook::use_chance_permille`]); `None` if the policy does not need
+    /// it: then nothing is worked out for it. `restage_ns` tells of a claim whose objects others hold or bring in how long
+    /// it would take to bring them in again, once those let go of them.
+    fn lead_ns(&self, time_to_ready_ns: u64, restage_ns: &dyn Fn() -> Option<u64>) -> Option<u64> {
+        let _ = (time_to_ready_ns, restage_ns);
+        None
     }
 
     /// Whether an eligible claim is committed although its staging cannot start yet. If not, it stays eligible until the

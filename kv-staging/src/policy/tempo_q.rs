@@ -56,11 +56,11 @@ impl Policy for TempoQ {
         outlook.requested || u128::from(chance) * price >= u128::from(outlook.bytes) * 1000
     }
 
-    fn lead_ns(&self, time_to_ready_ns: u64, restage_ns: Option<u64>) -> u64 {
-        let hold_ns = restage_ns.map_or(0, |ns| percent_of(ns, self.hold_percent));
+    fn lead_ns(&self, time_to_ready_ns: u64, restage_ns: &dyn Fn() -> Option<u64>) -> Option<u64> {
+        let hold_ns = restage_ns().map_or(0, |ns| percent_of(ns, self.hold_percent));
         let margin_ns =
             percent_of(time_to_ready_ns, self.margin_percent).saturating_add(self.margin_ns);
-        time_to_ready_ns.saturating_add(margin_ns).max(hold_ns)
+        Some(time_to_ready_ns.saturating_add(margin_ns).max(hold_ns))
     }
 
     fn commits_ahead(&self) -> bool {
