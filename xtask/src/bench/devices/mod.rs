@@ -7,6 +7,7 @@ pub(super) mod host;
 pub(super) mod setup;
 pub(super) mod signals;
 mod table;
+pub(super) mod throttle;
 mod verdict;
 
 use std::{

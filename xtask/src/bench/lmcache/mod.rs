@@ -9,7 +9,6 @@ mod backends;
 mod rows;
 mod study;
 mod table;
-mod throttle;
 mod worker;
 
 use std::{env, fs, path::Path, process::Command};
@@ -20,7 +19,6 @@ use serde_json::{Value, json};
 use self::{
     backends::CHUNK_BYTES,
     study::{Found, Study, step_chunks},
-    throttle::Throttle,
     worker::Place,
 };
 use super::{
@@ -29,6 +27,7 @@ use super::{
         host::{Host, Missing},
         setup::Setup,
         signals::Signals,
+        throttle::Throttle,
     },
     directory, write,
 };

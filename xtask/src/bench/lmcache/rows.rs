@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::throttle::Counts;
+use crate::bench::devices::throttle::Counts;
 
 /// How far the bytes that devices charged may be from those that were verified.
 const CHARGED_OFF_MAX: f64 = 0.03;

@@ -10,10 +10,12 @@ use super::{
     alone::{Alone, best, bound_s},
     backends::{self, CHUNK_BYTES, Mounts},
     rows::{Row, rep},
-    throttle::{Counts, Throttle},
     worker::{Place, Worker},
 };
-use crate::bench::devices::setup::Device;
+use crate::bench::devices::{
+    setup::Device,
+    throttle::{Counts, Throttle},
+};
 
 const OPEN_LIMIT: Duration = Duration::from_secs(900);
 const STEP_LIMIT: Duration = Duration::from_secs(180);

@@ -19,6 +19,7 @@ use crate::bench::{
         host::{Host, Missing},
         setup::Setup,
         signals::Signals,
+        throttle::Throttle,
     },
     directory, write,
 };
@@ -48,7 +49,7 @@ pub(in crate::bench) fn bench(reps: Option<u32>, json: Option<&Path>) -> Result<
         Err(error) => return Err(error),
     };
     let device = &setup.devices()[0];
-    throttle(setup.cgroup(), &device.number)?;
+    Throttle::new(setup.cgroup()).limit(&device.number, RATE_MIB_S << 20)?;
     let memory = match Memory::new(&parent) {
         Ok(memory) => memory,
         Err(error) => return skip(&format!("{error:#}")),
@@ -74,15 +75,6 @@ fn skip(why: &str) -> Result<()> {
     let skipped = json!([{"scenario": "all", "why": why}]);
     let _ = write("staging-real", json!({"results": [], "skipped": skipped, "parameters": {}}));
     Ok(())
-}
-
-fn throttle(cgroup: &Path, device: &str) -> Result<()> {
-    let bytes_per_s = RATE_MIB_S << 20;
-    let (file, line) = match cgroup.join("blkio.throttle.read_bps_device") {
-        one if one.exists() => (one, format!("{device} {bytes_per_s}")),
-        _ => (cgroup.join("io.max"), format!("{device} rbps={bytes_per_s}")),
-    };
-    fs::write(&file, line).with_context(|| format!("write {}", file.display()))
 }
 
 /// Where memory cgroups are made, of either version.

@@ -8,34 +8,34 @@ use std::{
 use anyhow::{Context, Result};
 
 /// A cgroup that limits reads, in either version.
-pub(super) struct Throttle {
+pub(in crate::bench) struct Throttle {
     directory: PathBuf,
     is_first: bool,
 }
 
 /// What one device has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(in crate::bench) struct Counts {
     /// Bytes read, as the throttle charged them: what is charged twice is seen.
-    pub(super) charged: u64,
+    pub(in crate::bench) charged: u64,
     /// Read requests that it completed.
-    pub(super) requests: u64,
+    pub(in crate::bench) requests: u64,
 }
 
 impl Throttle {
-    pub(super) fn new(directory: &Path) -> Self {
+    pub(in crate::bench) fn new(directory: &Path) -> Self {
         let is_first = directory.join("blkio.throttle.read_bps_device").exists();
         Self { directory: directory.to_owned(), is_first }
     }
 
     /// Limits the reads of a device (`7:0`); 0 removes the limit.
-    pub(super) fn limit(&self, device: &str, bytes_per_s: u64) -> Result<()> {
+    pub(in crate::bench) fn limit(&self, device: &str, bytes_per_s: u64) -> Result<()> {
         let (file, line) = limit_line(self.is_first, device, bytes_per_s);
         let path = self.directory.join(file);
         fs::write(&path, &line).with_context(|| format!("write `{line}` to {}", path.display()))
     }
 
-    pub(super) fn counts(&self, device: &str) -> Result<Counts> {
+    pub(in crate::bench) fn counts(&self, device: &str) -> Result<Counts> {
         let file = if self.is_first { "blkio.throttle.io_service_bytes" } else { "io.stat" };
         let charged = charged_in(self.is_first, &read(&self.directory.join(file))?, device);
         let stat = read(&Path::new("/sys/dev/block").join(device).join("stat"))?;
@@ -45,7 +45,7 @@ impl Throttle {
 }
 
 impl Counts {
-    pub(super) fn since(self, before: Self) -> Self {
+    pub(in crate::bench) fn since(self, before: Self) -> Self {
         Self {
             charged: self.charged.saturating_sub(before.charged),
             requests: self.requests.saturating_sub(before.requests),
