@@ -12,6 +12,7 @@ use crate::{ByteSize, EngineError, Observer};
 
 mod check;
 mod flash;
+pub(crate) mod memory;
 mod queue;
 mod rank;
 mod shared;

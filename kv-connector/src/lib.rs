@@ -37,7 +37,6 @@ mod flash;
 pub mod inspect;
 mod lease;
 mod load;
-mod memory;
 mod metrics;
 mod open;
 mod outcome;

@@ -8,8 +8,8 @@ use std::{
 use kv_chunk::MAX_PAYLOAD_BYTES;
 use kv_tiers::record_bytes;
 
-use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind, flash, space};
-use crate::{ByteSize, EngineError, memory};
+use super::{Config, EngineConfig, SharedSection, TierConfig, TierKind, flash, memory, space};
+use crate::{ByteSize, EngineError};
 
 const TIERS_MAX: usize = 8;
 const HOUR_MS: u64 = 3_600_000;

@@ -6,7 +6,7 @@ use kv_tiers::{Arena, ArenaConfig};
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::{Diagnosis, machine::may_lock_memory};
-use crate::{ByteSize, Config, TierConfig, TierKind, arenas::Arenas, memory};
+use crate::{ByteSize, Config, TierConfig, TierKind, arenas::Arenas, config::memory};
 
 /// Enough to see whether the system grants huge pages.
 const TRIAL_BYTES: usize = 32 << 20;
