@@ -12,10 +12,8 @@ import itertools
 import os
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
@@ -24,7 +22,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
-from kvbraid import ConfigError, Engine, Key, KeySpace, Load
+from kvbraid import ConfigError, Engine, Key, KeySpace, Load, _tested
 from kvbraid import KeyError as BadKey
 
 TESTED_VERSION = "0.5.6"
@@ -81,7 +79,7 @@ class L2Adapter(L2AdapterInterface):
     def __init__(self, config: L2AdapterConfig, l1_memory_desc: object = None) -> None:
         # The engine evicts by itself, within the cap of each tier: LMCache sees no capacity to enforce.
         super().__init__(max_capacity_bytes=0)
-        _check_version()
+        _tested.check("lmcache", "LMCache", TESTED_VERSION)
         self._engine = Engine(config.config)
         try:
             self._namespace = _namespace(config, self._engine)
@@ -330,12 +328,3 @@ def _namespace(config: L2AdapterConfig, engine: Engine) -> dict[str, Any]:
             "start the server with --hash-algorithm blake3 or sha256_cbor and write that"
         )
     return namespace
-
-
-def _check_version() -> None:
-    try:
-        found = version("lmcache")
-    except PackageNotFoundError:
-        return
-    if found != TESTED_VERSION:
-        warnings.warn(f"kvbraid was tested with LMCache {TESTED_VERSION}, this is {found}", stacklevel=3)

@@ -8,13 +8,11 @@ miss, and is logged.
 from __future__ import annotations
 
 import logging
-import select
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from kvbraid import ConfigError, Engine, Key
+from kvbraid import ConfigError, Engine, Key, _tested
 from kvbraid._hicache_pages import Pages, Ranks, byte_view
 
 TESTED_VERSION = "0.5.23"
@@ -37,7 +35,6 @@ LOG_EVERY_S = 10.0
 KV = "kv"
 LOADER = {"backend_name", "module_path", "class_name", "interface_v1", "file_storage_path"}
 OURS = {"config", "weights", "model", "ranks"}
-RETRY = ("staging_full", "queue_full")
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ class HiCache(HiCacheStorage):
     """All tiers of a KVBraid engine as HiCache's storage."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
-        _check_version()
+        _tested.check("sglang", "SGLang", TESTED_VERSION)
         extra = _extra(storage_config)
         self._ranks = Ranks.of(storage_config)
         self._engine = Engine(extra["config"], rank=_number(storage_config), ranks=_local_ranks(storage_config, extra))
@@ -247,19 +244,11 @@ class HiCache(HiCacheStorage):
     def _write(self, keys: list[Key], buffers: list[Any]) -> list[bool]:
         """Copies pages into staging; what finds no room waits for it, for a while."""
         begun = time.monotonic()
-        stored, left = [False] * len(keys), list(range(len(keys)))
-        poll = select.poll()
-        poll.register(self._engine.room_fd, select.POLLIN)
-        while True:
-            results = self._engine.store([keys[it] for it in left], [buffers[it] for it in left])
-            for place, result in zip(left, results, strict=True):
-                stored[place] = result in ("staged", "held")
-            left = [place for place, result in zip(left, results, strict=True) if result in RETRY]
-            if not left or time.monotonic() - begun > STORE_WAIT_S:
-                break
-            self._engine.ring_when_room()
-            # Another thread may take the ring: nobody sleeps long for it.
-            poll.poll(50)
+        stage = self._engine.submit_store(keys, buffers, STORE_WAIT_S)
+        # It ends by itself: what finds no room in that time is refused.
+        while not stage.wait(1.0):
+            pass
+        stored = [it in ("staged", "held") for it in stage.results() or [""] * len(keys)]
         self._count("backup", [it for it, well in zip(buffers, stored, strict=True) if well], begun)
         return stored
 
@@ -339,12 +328,3 @@ def _local_ranks(config: HiCacheStorageConfig, extra: dict[str, Any]) -> int:
 
         return max(ranks_per_host(), 1)
     return config.tp_size * config.pp_size * config.attn_cp_size
-
-
-def _check_version() -> None:
-    try:
-        found = version("sglang")
-    except PackageNotFoundError:
-        return
-    if found != TESTED_VERSION:
-        warnings.warn(f"kvbraid was tested with SGLang {TESTED_VERSION}, this is {found}", stacklevel=3)
