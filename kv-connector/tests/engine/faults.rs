@@ -347,6 +347,8 @@ fn closing_does_not_wait_longer_than_told_for_a_stuck_tier() {
 fn what_a_step_gave_up_is_not_read_any_more() {
     let mut config = one_tier();
     config.engine.step_deadline_ms = 150;
+    // Nothing else is read: a search for a window has reads of its own in flight.
+    config.tiers[0].window = Some(8);
     let (bytes, keys) = (1 << 18, keys(0..40));
     let (engine, _) = paced_engine(config, 10_000_000, &keys, bytes);
     let (report, _) = load_sized(&engine, &keys, TierMask::all(1), bytes);
