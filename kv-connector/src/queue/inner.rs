@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) waiting: VecDeque<Place>,
     /// Nobody else is waited for: a whole step waits.
     pub(super) step_waits: bool,
+    /// Chunks wait for memory, which comes back only from loads that are taken while they run.
+    pub(super) starved: bool,
     /// By chunk and length: the step that reads it, and who wants it.
     pub(super) reading: HashMap<(ChunkKey, usize), (u64, Vec<Place>)>,
     /// Steps being read, and steps begun.
@@ -119,7 +121,7 @@ impl Inner {
         true
     }
 
-    /// Tells the caller that a load has something to take, or has ended.
+    /// Tells the caller that a load has ended, or is to be taken as far as it is.
     pub(super) fn ring_loads(&self) {
         // Fails only if the counter is full, and then it is readable already.
         let _ = self.load_bell.write(1);

@@ -2,6 +2,7 @@
 
 use std::{
     collections::hash_map::Entry,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
@@ -59,6 +60,7 @@ impl Inner {
             }
             if state.waiting.is_empty() {
                 gathered_at = None;
+                state.starved = false;
                 state = self.wait(state, IDLE);
                 continue;
             }
@@ -71,12 +73,13 @@ impl Inner {
             }
             let (units, ended) = state.take(&self.arena);
             state.step_waits &= !state.waiting.is_empty();
-            if ended {
+            let starved = units.is_empty() && !state.waiting.is_empty();
+            let was_starved = mem::replace(&mut state.starved, starved);
+            if ended || starved && !was_starved {
                 self.ring_loads();
             }
             if units.is_empty() {
-                // Memory comes back only from loads that are taken while they run.
-                if !state.waiting.is_empty() {
+                if starved {
                     state = self.wait(state, STARVED);
                 }
                 continue;
@@ -106,15 +109,16 @@ impl Inner {
             return;
         }
         let Some((_, places)) = state.reading.remove(name) else { return };
+        let starved = state.starved;
         drop(state);
         let chunk = chunk.map(Arc::new);
-        let mut is_news = false;
+        let mut tell = false;
         for (task, place) in places {
-            is_news |= task.settle(place, chunk.clone());
+            let settled = task.settle(place, chunk.clone());
+            tell |= settled.has_ended || starved && settled.is_first;
         }
-        // Who is told of a load finds its chunks, or finds it done. Chunks that are taken soon are still in the caches,
-        // and their memory serves the next ones.
-        if is_news {
+        // Who is told of a load finds it done, unless memory is wanted: LMCache's own checks ask once.
+        if tell {
             self.ring_loads();
         }
     }
@@ -187,7 +191,7 @@ impl State {
                 self.waiting.pop_front();
             } else if bytes > arena.slot_bytes() {
                 self.waiting.pop_front();
-                ended |= task.settle(place, None);
+                ended |= task.settle(place, None).has_ended;
             } else {
                 let key = want.key.clone();
                 match self.reading.entry((key.clone(), bytes)) {

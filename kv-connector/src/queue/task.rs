@@ -58,6 +58,15 @@ struct Progress {
     retrieving: Option<Retrieving>,
 }
 
+/// What an answer brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Settled {
+    /// The load has ended by it.
+    pub(super) has_ended: bool,
+    /// There is something to take, and there was nothing.
+    pub(super) is_first: bool,
+}
+
 impl Progress {
     /// True if it was open.
     fn close(&mut self) -> bool {
@@ -85,12 +94,11 @@ impl Task {
         Self { wants, progress, changed: Condvar::new(), taking: Mutex::default() }
     }
 
-    /// The answer for one want. True if the caller is to be told: the load has ended by it, or there is something to
-    /// take, and there was nothing. Who is told takes everything.
-    pub(super) fn settle(&self, place: usize, chunk: Option<Arc<Landed>>) -> bool {
+    /// The answer for one want.
+    pub(super) fn settle(&self, place: usize, chunk: Option<Arc<Landed>>) -> Settled {
         let mut progress = lock_plain(&self.progress);
         if progress.done_at.is_some() {
-            return false;
+            return Settled::default();
         }
         let is_first = chunk.is_some() && progress.landed.is_empty();
         progress.landed.extend(chunk.map(|chunk| (place, chunk)));
@@ -98,7 +106,7 @@ impl Task {
         let has_ended = progress.open == 0 && progress.close();
         drop(progress);
         self.changed.notify_all();
-        has_ended || is_first
+        Settled { has_ended, is_first }
     }
 
     /// Ends it with what it has got. True if it had not ended.

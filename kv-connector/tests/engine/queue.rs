@@ -7,7 +7,9 @@ use std::{
 };
 
 use kv_chunk::ChunkKey;
-use kv_connector::{ByteSize, Config, Engine, Load, LoadQueue, LockTable, QueueSection, Wanted};
+use kv_connector::{
+    ByteSize, Config, Engine, Load, LoadQueue, LockTable, QueueSection, ThrottleSection, Wanted,
+};
 use kv_tiers::{FaultHandle, FaultKind, FaultPlan, When};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -161,9 +163,26 @@ fn who_waits_on_the_descriptor_is_told() {
 }
 
 #[test]
+fn who_is_told_of_a_load_finds_it_done_unless_memory_is_wanted() {
+    let keys = keys(0..8);
+    let mut config = two_tiers();
+    for tier in &mut config.tiers {
+        // Chunks land some time apart.
+        tier.throttle = Some(ThrottleSection::new(ByteSize(30 * CHUNK_BYTES as u64)));
+    }
+    let engine = filled(config, &keys);
+    let queue = queue(&engine, |_| {});
+    let load = queue.submit(wants(&keys));
+    assert_eq!(take_when_told(&queue, &load), (vec![true; 8], 1));
+}
+
+#[test]
 fn who_waits_on_the_descriptor_is_told_of_chunks_before_the_load_has_ended() {
     let keys = keys(0..8);
-    let engine = filled(two_tiers(), &keys);
+    let mut config = two_tiers();
+    // Nor can the engine do without much of its own.
+    config.engine.read_buffer = Some(ByteSize::mib(9));
+    let engine = filled(config, &keys);
     // Its memory serves the next chunks only once it is taken.
     let queue = queue(&engine, |section| section.memory = Some(ByteSize::mib(2)));
     let load = queue.submit(wants(&keys));
