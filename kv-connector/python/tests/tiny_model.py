@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 VOCABULARY = 512
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD = 4, 256, 4, 2, 64
@@ -37,7 +38,7 @@ def make(directory: Path, seed: int = 0, **other: object) -> Path:
         **other,
     }
     (directory / "config.json").write_text(json.dumps(config))
-    _weights(directory / "model.safetensors", seed, gemma=config["model_type"] == "gemma3_text")
+    _weights(directory / "model.safetensors", seed, config)
     _tokenizer(directory)
     return directory
 
@@ -59,36 +60,39 @@ def make_hybrid(directory: Path, window: int = 64) -> Path:
     )
 
 
-def _weights(path: Path, seed: int, gemma: bool) -> None:
+def _weights(path: Path, seed: int, config: dict[str, Any]) -> None:
     import torch
     from safetensors.torch import save_file
 
     random = torch.Generator().manual_seed(seed)
+    gemma = config["model_type"] == "gemma3_text"
+    hidden, inner, head = (config[it] for it in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return (torch.randn(rows, columns, generator=random) * SPREAD).to(torch.bfloat16)
 
-    def scale(size: int = HIDDEN) -> torch.Tensor:
+    def scale(size: int = hidden) -> torch.Tensor:
         # Gemma's are one more than what is stored.
         return (torch.zeros if gemma else torch.ones)(size, dtype=torch.bfloat16)
 
-    tensors = {"model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN), "model.norm.weight": scale()}
-    for layer in range(LAYERS):
+    tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden), "model.norm.weight": scale()}
+    for layer in range(config["num_hidden_layers"]):
         name = f"model.layers.{layer}"
         tensors |= {
             f"{name}.input_layernorm.weight": scale(),
             f"{name}.post_attention_layernorm.weight": scale(),
-            f"{name}.self_attn.q_proj.weight": matrix(HEADS * HEAD, HIDDEN),
-            f"{name}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD, HIDDEN),
-            f"{name}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD, HIDDEN),
-            f"{name}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD),
-            f"{name}.mlp.gate_proj.weight": matrix(INNER, HIDDEN),
-            f"{name}.mlp.up_proj.weight": matrix(INNER, HIDDEN),
-            f"{name}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
+            f"{name}.self_attn.q_proj.weight": matrix(heads * head, hidden),
+            f"{name}.self_attn.k_proj.weight": matrix(kv_heads * head, hidden),
+            f"{name}.self_attn.v_proj.weight": matrix(kv_heads * head, hidden),
+            f"{name}.self_attn.o_proj.weight": matrix(hidden, heads * head),
+            f"{name}.mlp.gate_proj.weight": matrix(inner, hidden),
+            f"{name}.mlp.up_proj.weight": matrix(inner, hidden),
+            f"{name}.mlp.down_proj.weight": matrix(hidden, inner),
         }
         if gemma:
-            norms = {f"{it}_feedforward_layernorm": HIDDEN for it in ("pre", "post")}
-            norms |= {f"self_attn.{it}_norm": HEAD for it in "qk"}
+            norms = {f"{it}_feedforward_layernorm": hidden for it in ("pre", "post")}
+            norms |= {f"self_attn.{it}_norm": head for it in "qk"}
             tensors |= {f"{name}.{it}.weight": scale(size) for it, size in norms.items()}
     save_file(tensors, path, metadata={"format": "pt"})
 

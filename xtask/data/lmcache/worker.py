@@ -1,17 +1,14 @@
-"""One back end in one process: does what it is told on standard input, a line of JSON each, and answers likewise."""
+"""One back end in one process."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import sys
 import time
-import traceback
-from pathlib import Path
 from typing import Any
 
 import alone
+from answering import drop_pages, serve
 from managers import InProcess, MultiProcess, Shape
 
 
@@ -19,16 +16,6 @@ def cpu_s() -> float:
     """CPU time of this process and its children so far, all threads, user and system."""
     each = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(it.ru_utime + it.ru_stime for it in each)
-
-
-def drop_pages(paths: list[str]) -> None:
-    """What the page cache holds of these files is not read from a device."""
-    for root in paths:
-        place = Path(root)
-        for file in place.rglob("*") if place.is_dir() else [place]:
-            if file.is_file():
-                with file.open("rb") as opened:
-                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def manager(order: dict[str, Any]) -> Any:
@@ -106,24 +93,5 @@ class Worker:
         return {}
 
 
-def main() -> None:
-    # Whatever LMCache prints must not be taken for an answer.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    worker = Worker()
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            answer = worker.do(order)
-        except BaseException as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        if order["do"] == "close":
-            break
-    # Threads of a back end must not keep it.
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker().do)

@@ -6,6 +6,8 @@ mod lmcache;
 mod machine;
 mod retrieval;
 mod staging;
+mod vllm;
+mod worker;
 
 use std::{fs, path::PathBuf};
 
@@ -18,7 +20,7 @@ use crate::{metadata, run};
 #[derive(clap::Args)]
 pub(crate) struct Bench {
     /// Only benches of this name or crate; `demo` is the whole engine on a real trace, `lmcache` a real LMCache over ours
-    /// and over its own back ends, `hicache` the same of SGLang's HiCache.
+    /// and over its own back ends, `hicache` the same of SGLang's HiCache, `vllm` a whole vLLM over all of them.
     name: Option<String>,
     /// For `retrieval` and `staging`: over modelled devices, in virtual time.
     #[arg(long, requires = "name")]
@@ -54,6 +56,10 @@ impl Bench {
             };
         }
         ensure!(!self.staging.real, "--real: only of staging");
+        if self.name.as_deref() == Some("vllm") {
+            ensure!(!self.model, "--model: only of retrieval");
+            return vllm::bench(&self.options);
+        }
         let subject = match self.name.as_deref() {
             Some("lmcache") => Some(lmcache::Subject::Lmcache),
             Some("hicache") => Some(lmcache::Subject::Hicache),

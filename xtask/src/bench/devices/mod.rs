@@ -58,10 +58,10 @@ pub(super) struct Options {
     /// On devices: how long a step takes at the limits, about.
     #[arg(long, value_name = "S", requires = "name", value_parser = seconds)]
     seconds: Option<f64>,
-    /// Of lmcache: only this back end; give it once for each.
+    /// Of lmcache, hicache and vllm: only this back end; give it once for each.
     #[arg(long = "backend", value_name = "NAME", requires = "name")]
     pub(super) backends: Vec<String>,
-    /// Of lmcache and staging: where else the results go.
+    /// Of lmcache, hicache, vllm and staging: where else the results go.
     #[arg(long, value_name = "FILE", requires = "name")]
     pub(super) json: Option<PathBuf>,
 }

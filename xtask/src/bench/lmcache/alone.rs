@@ -6,11 +6,11 @@ use serde_json::Value;
 /// Bytes that one device had delivered at times after the begin. A throttle lets a whole slice pass at once: a device
 /// is ahead of its limit at one time and level with it at another.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Alone(Vec<(f64, f64)>);
+pub(in crate::bench) struct Alone(Vec<(f64, f64)>);
 
 impl Alone {
     /// From `[[seconds, bytes], ...]`.
-    pub(super) fn read(value: &Value) -> Result<Self> {
+    pub(in crate::bench) fn read(value: &Value) -> Result<Self> {
         let pair = |it: &Value| Some((it[0].as_f64()?, it[1].as_f64()?));
         let list = value["arrivals"].as_array().context("no arrivals")?;
         let arrivals: Option<Vec<_>> = list.iter().map(pair).collect();
@@ -20,7 +20,7 @@ impl Alone {
     }
 
     /// Over the whole run, in bytes/s.
-    pub(super) fn rate(&self) -> f64 {
+    pub(in crate::bench) fn rate(&self) -> f64 {
         self.0.last().map_or(f64::NAN, |(seconds, bytes)| bytes / seconds)
     }
 
@@ -36,7 +36,7 @@ impl Alone {
 }
 
 /// The run that delivered most per second: anything slower was disturbed.
-pub(super) fn best(runs: &[Alone]) -> Option<&Alone> {
+pub(in crate::bench) fn best(runs: &[Alone]) -> Option<&Alone> {
     runs.iter().max_by(|one, other| one.rate().total_cmp(&other.rate()))
 }
 

@@ -4,12 +4,11 @@
 //! storage manager in it (`data/lmcache/`), and they take turns. Every byte that comes back is compared with what its
 //! key says, and the devices' counters say whether it came from a device.
 
-mod alone;
+pub(super) mod alone;
 mod backends;
-mod rows;
+pub(super) mod rows;
 mod study;
 mod table;
-mod worker;
 
 use std::{env, fs, path::Path, process::Command};
 
@@ -19,7 +18,6 @@ use serde_json::{Value, json};
 use self::{
     backends::CHUNK_BYTES,
     study::{Found, Study, step_chunks},
-    worker::Place,
 };
 use super::{
     devices::{
@@ -29,7 +27,9 @@ use super::{
         signals::Signals,
         throttle::Throttle,
     },
-    directory, write,
+    directory,
+    worker::Place,
+    write,
 };
 use crate::{
     engines::{self, Absent},
@@ -125,6 +125,8 @@ pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
     fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
     let study = Study {
         place: Place {
+            bench: "lmcache",
+            variables: &[],
             python: venv.join("bin/python"),
             script: run::root().join("xtask/data/lmcache/worker.py"),
             packages: env::join_paths(places)?,

@@ -99,7 +99,7 @@ impl Row {
 }
 
 /// NaN of nothing.
-pub(super) fn median(values: &[f64]) -> f64 {
+pub(in crate::bench) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);

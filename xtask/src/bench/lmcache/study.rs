@@ -10,11 +10,13 @@ use super::{
     alone::{Alone, best, bound_s},
     backends::{self, CHUNK_BYTES, Mounts},
     rows::{Row, rep},
-    worker::{Place, Worker},
 };
-use crate::bench::devices::{
-    setup::Device,
-    throttle::{Counts, Throttle},
+use crate::bench::{
+    devices::{
+        setup::Device,
+        throttle::{Counts, Throttle},
+    },
+    worker::{Place, Worker},
 };
 
 const OPEN_LIMIT: Duration = Duration::from_secs(900);

@@ -21,20 +21,23 @@ const LOOK: Duration = Duration::from_millis(100);
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
 /// What every worker is started with.
-pub(super) struct Place<'a> {
-    pub(super) python: PathBuf,
-    pub(super) script: PathBuf,
+pub(in crate::bench) struct Place<'a> {
+    /// Whose logs they are.
+    pub(in crate::bench) bench: &'static str,
+    pub(in crate::bench) python: PathBuf,
+    pub(in crate::bench) script: PathBuf,
     /// Where packages are that the environment of the engines lacks.
-    pub(super) packages: OsString,
+    pub(in crate::bench) packages: OsString,
+    pub(in crate::bench) variables: &'a [(&'static str, &'static str)],
     /// Compiled Python, kept from run to run: the engines' environment may come without.
-    pub(super) bytecode: &'a Path,
-    pub(super) logs: &'a Path,
-    pub(super) cgroup: &'a Path,
-    pub(super) signals: &'a Signals,
+    pub(in crate::bench) bytecode: &'a Path,
+    pub(in crate::bench) logs: &'a Path,
+    pub(in crate::bench) cgroup: &'a Path,
+    pub(in crate::bench) signals: &'a Signals,
 }
 
 /// Dropping it ends the process.
-pub(super) struct Worker<'a> {
+pub(in crate::bench) struct Worker<'a> {
     child: Child,
     orders: ChildStdin,
     answers: Receiver<String>,
@@ -44,14 +47,15 @@ pub(super) struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// Starts a process within the cgroup that throttles.
-    pub(super) fn start(place: &Place<'a>, name: &str) -> Result<Self> {
-        let log = place.logs.join(format!("bench-lmcache-{name}.log"));
+    pub(in crate::bench) fn start(place: &Place<'a>, name: &str) -> Result<Self> {
+        let log = place.logs.join(format!("bench-{}-{name}.log", place.bench));
         let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let mut command = Command::new(&place.python);
         command.arg("-W").arg("ignore").arg(&place.script);
         command.env("PYTHONPATH", &place.packages).env("PYTHONPYCACHEPREFIX", place.bytecode);
         command.envs([("LMCACHE_LOG_LEVEL", "WARNING"), ("LMCACHE_TRACK_USAGE", "false")]);
         command.envs([("PYTHONHASHSEED", "0"), ("HF_HUB_OFFLINE", "1")]);
+        command.envs(place.variables.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         let mut child = command.spawn().with_context(|| format!("run {command:?}"))?;
         let (orders, said) = (child.stdin.take(), child.stdout.take());
@@ -72,10 +76,19 @@ impl<'a> Worker<'a> {
     }
 
     /// Has it do something; what it answers. After an error it is of no use any more.
-    pub(super) fn ask(&mut self, order: &Value, limit: Duration) -> Result<Value> {
-        let line = format!("{order}\n");
-        let sent = self.orders.write_all(line.as_bytes());
-        sent.with_context(|| format!("it has ended; see {}", self.log.display()))?;
+    pub(in crate::bench) fn ask(&mut self, order: &Value, limit: Duration) -> Result<Value> {
+        self.tell(order)?;
+        self.answer(limit)
+    }
+
+    /// Has it begin; the answer is to be asked for.
+    pub(in crate::bench) fn tell(&mut self, order: &Value) -> Result<()> {
+        let sent = self.orders.write_all(format!("{order}\n").as_bytes());
+        sent.with_context(|| format!("it has ended; see {}", self.log.display()))
+    }
+
+    /// What it answers to what it was told last.
+    pub(in crate::bench) fn answer(&mut self, limit: Duration) -> Result<Value> {
         let end = Instant::now() + limit;
         let answer = loop {
             match self.answers.recv_timeout(LOOK) {
