@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import kvbraid
+import lmcache_aborts
 import lmcache_crowd
 from harness import config, namespace, raises, run
 from lmcache_rig import SIZE, Memory, adapter, load, lookup, object_key, payload, spec, store
@@ -165,10 +166,15 @@ def test_what_one_server_stored_the_next_one_serves_and_another_namespace_does_n
         other.close()
     made = adapter(config(directory))
     assert all(lookup(made, keys))
-    hits, found = load(made, keys)
-    assert all(hits) and found == contents
-    tiers = made.report_status()["stats"]["tiers"]
-    assert all(tier["hits"] > 0 for tier in tiers), tiers
+    served: list[int] = []
+    # On a busy machine one tier's thread may have read all of so little before the other's runs.
+    for _ in range(20):
+        hits, found = load(made, keys)
+        assert all(hits) and found == contents
+        served = [tier["hits"] for tier in made.report_status()["stats"]["tiers"]]
+        if all(served):
+            break
+    assert all(served), f"chunks served by each tier: {served}"
     others = [object_key(0, model_name="b"), object_key(0, cache_salt="x"), object_key(0, object_group_id=1)]
     others += [object_key(0, kv_rank=0x02010201), object_key(0, chunk_hash=b"1234"), object_key(0, chunk_hash=bytes(65))]
     assert not any(lookup(made, others)) and not any(load(made, others)[0])
@@ -281,4 +287,4 @@ def test_closed_twice_and_used_afterwards(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    run({**vars(lmcache_crowd), **globals()})
+    run({**vars(lmcache_aborts), **vars(lmcache_crowd), **globals()})

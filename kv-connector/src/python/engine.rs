@@ -3,10 +3,7 @@
 use std::{
     collections::HashMap,
     process,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -25,8 +22,9 @@ use super::{
     source::Source,
 };
 use crate::{
-    Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted,
+    CloseReport, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted,
     inspect::{PurgeRequest, Selector},
+    sync::lock_plain,
 };
 
 /// Chunks, and a buffer for each.
@@ -35,20 +33,27 @@ type Request<'py> = (Vec<Bound<'py, PyKey>>, Vec<Bound<'py, PyAny>>);
 /// An engine that reads all storage tiers of a node at once.
 #[pyclass(frozen, name = "Engine", module = "kvbraid")]
 pub(crate) struct PyEngine {
-    engine: Arc<Engine>,
-    queue: LoadQueue,
-    locks: LockTable,
-    background: Background,
-    gone: Arc<Gone>,
+    /// Taken out by `close`: who still holds the object, as LMCache does, holds none of its memory.
+    live: Mutex<Option<Arc<Live>>>,
+    /// What `close` said first.
+    closed: OnceLock<CloseReport>,
     namespace: Option<Namespace>,
+    chunk_bytes_max: u64,
     close_deadline: Duration,
     persistent: bool,
     shared: bool,
     /// Which of how many engines of the node.
     rank: (u32, u32),
     owner_pid: u32,
-    /// Set by `close`, read at every entry: relaxed, the engine itself decides.
-    closed: AtomicBool,
+}
+
+/// What an engine is until it is closed.
+struct Live {
+    engine: Arc<Engine>,
+    queue: LoadQueue,
+    locks: LockTable,
+    background: Background,
+    gone: Arc<Gone>,
 }
 
 #[pymethods]
@@ -88,41 +93,41 @@ impl PyEngine {
 
     /// Which chunks are readable now.
     fn lookup(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
-        self.live()?;
+        let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| self.engine.lookup(&keys).hits().to_vec())))
+        guard(|| Ok(py.detach(|| live.engine.lookup(&keys).hits().to_vec())))
     }
 
     /// The longest chunk that it takes.
     #[getter]
     fn chunk_bytes_max(&self) -> u64 {
-        self.engine.shared.config.chunk_bytes_max.0
+        self.chunk_bytes_max
     }
 
     /// Which chunks are readable now: no lock, no waiting, and so no other thread runs meanwhile.
     fn contains(&self, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
-        self.live()?;
-        guard(|| Ok(self.engine.contains(&chunk_keys(&keys))))
+        let live = self.live()?;
+        guard(|| Ok(live.engine.contains(&chunk_keys(&keys))))
     }
 
     /// Has tiers that other nodes write into look for chunks that are not known here.
     fn seek(&self, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Option<PySeek>> {
-        self.live()?;
-        guard(|| Ok(self.engine.seek(&chunk_keys(&keys)).map(PySeek)))
+        let live = self.live()?;
+        guard(|| Ok(live.engine.seek(&chunk_keys(&keys)).map(PySeek)))
     }
 
     /// Which chunks are readable now; those stay until they are unlocked as often.
     fn lock(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
-        self.live()?;
+        let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| self.locks.lock(&self.engine, &keys))))
+        guard(|| Ok(py.detach(|| live.locks.lock(&live.engine, &keys))))
     }
 
     /// Takes back one lock of each chunk; the number of those that had none.
     fn unlock(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<usize> {
-        self.live()?;
+        let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| self.locks.unlock(&keys))))
+        guard(|| Ok(py.detach(|| live.locks.unlock(&keys))))
     }
 
     /// Queues the load of chunks into buffers, each as long as its chunk.
@@ -133,7 +138,7 @@ impl PyEngine {
         buffers: Vec<Bound<'_, PyAny>>,
         ranks: Option<Vec<u16>>,
     ) -> PyResult<PyLoad> {
-        self.live()?;
+        let live = self.live()?;
         if let Some(ranks) = &ranks {
             same_number(keys.len(), ranks.len(), "ranks")?;
         }
@@ -145,14 +150,14 @@ impl PyEngine {
         };
         let wants = keys.iter().zip(&buffers).enumerate().map(want).collect();
         guard(|| {
-            let load = self.queue.submit(wants);
+            let load = live.queue.submit(wants);
             Ok(PyLoad { load, buffers, owner_pid: self.owner_pid })
         })
     }
 
     /// Queues the loads of one whole scheduler step; the buffers are filled by a thread of the engine.
     fn submit_step(&self, loads: Vec<Request<'_>>) -> PyResult<Vec<PyFill>> {
-        self.live()?;
+        let live = self.live()?;
         let (mut wants, mut buffers) = (Vec::new(), Vec::new());
         for (keys, objects) in &loads {
             let views = views(keys.len(), objects, Buffer::writable)?;
@@ -163,8 +168,8 @@ impl PyEngine {
             buffers.push(views);
         }
         guard(|| {
-            let loads = self.queue.submit_step(wants).into_iter().zip(buffers);
-            loads.map(|(load, views)| self.background.fill(load, views).map(PyFill)).collect()
+            let loads = live.queue.submit_step(wants).into_iter().zip(buffers);
+            loads.map(|(load, views)| live.background.fill(load, views).map(PyFill)).collect()
         })
     }
 
@@ -176,10 +181,10 @@ impl PyEngine {
         buffers: Vec<Bound<'_, PyAny>>,
         wait_s: f64,
     ) -> PyResult<PyStage> {
-        self.live()?;
+        let live = self.live()?;
         let buffers = views(keys.len(), &buffers, Buffer::readable)?;
         let keys = chunk_keys(&keys);
-        guard(|| self.background.stage(&self.engine, keys, buffers, seconds(wait_s)).map(PyStage))
+        guard(|| live.background.stage(&live.engine, keys, buffers, seconds(wait_s)).map(PyStage))
     }
 
     /// Copies chunks into staging; for each `staged`, `held`, or why it was refused.
@@ -189,7 +194,7 @@ impl PyEngine {
         keys: Vec<Bound<'_, PyKey>>,
         buffers: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Vec<&'static str>> {
-        self.live()?;
+        let live = self.live()?;
         let buffers = views(keys.len(), &buffers, Buffer::readable)?;
         let keys = chunk_keys(&keys);
         guard(|| {
@@ -197,7 +202,7 @@ impl PyEngine {
                 let mut scratch = Vec::new();
                 let chunks = keys.iter().zip(&buffers);
                 let store = |(key, buffer): (&ChunkKey, &Buffer)| {
-                    name(self.engine.store(key, buffer.bytes(&mut scratch)))
+                    name(live.engine.store(key, buffer.bytes(&mut scratch)))
                 };
                 chunks.map(store).collect()
             }))
@@ -206,34 +211,34 @@ impl PyEngine {
 
     /// Removes chunks that are neither locked nor still to be written; for each, whether it is gone.
     fn delete(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
-        self.live()?;
+        let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| self.engine.delete(&keys))))
+        guard(|| Ok(py.detach(|| live.engine.delete(&keys))))
     }
 
     /// Removes all chunks of a model; whether nothing of it is left.
     fn purge(&self, py: Python<'_>, model: String) -> PyResult<bool> {
-        self.live()?;
+        let live = self.live()?;
         guard(|| {
             let request = PurgeRequest::new(Selector::model(model));
-            Ok(py.detach(|| self.engine.purge(&request)).is_ok_and(|report| report.complete))
+            Ok(py.detach(|| live.engine.purge(&request)).is_ok_and(|report| report.complete))
         })
     }
 
     /// Chunks of a model that are on tiers now, by key.
     fn kept<'py>(&self, py: Python<'py>, model: String) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        self.live()?;
+        let live = self.live()?;
         let selector = Selector::model(model);
-        let chunks = guard(|| Ok(py.detach(|| self.engine.list(&selector)).unwrap_or_default()))?;
+        let chunks = guard(|| Ok(py.detach(|| live.engine.list(&selector)).unwrap_or_default()))?;
         chunks.into_iter().map(|chunk| kept_chunk(py, chunk)).collect()
     }
 
     /// Digests of chunks that nothing holds any more, since the last call.
     fn gone<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        self.live()?;
+        let live = self.live()?;
         let digests = py.detach(|| {
-            let mut digests = self.gone.take();
-            digests.retain(|digest| self.engine.shared.directory.tiers(*digest) == 0);
+            let mut digests = live.gone.take();
+            digests.retain(|digest| live.engine.shared.directory.tiers(*digest) == 0);
             digests
         });
         Ok(digests.iter().map(|digest| PyBytes::new(py, &digest.to_bytes())).collect())
@@ -248,73 +253,73 @@ impl PyEngine {
         keys: Vec<Bound<'_, PyKey>>,
         time_to_use_s: Option<f64>,
     ) -> PyResult<u64> {
-        self.live()?;
+        let live = self.live()?;
         let (keys, until) = (chunk_keys(&keys), time_to_use_s.map(seconds));
-        guard(|| Ok(py.detach(|| self.engine.claim(request, &keys, until).chunks)))
+        guard(|| Ok(py.detach(|| live.engine.claim(request, &keys, until).chunks)))
     }
 
     /// Other times until use, by request; the number of requests that have a claim.
     fn revise(&self, py: Python<'_>, times_s: HashMap<String, Option<f64>>) -> PyResult<usize> {
-        self.live()?;
+        let live = self.live()?;
         let revise = |(request, time_s): (&String, &Option<f64>)| {
-            self.engine.revise(request, time_s.map(seconds))
+            live.engine.revise(request, time_s.map(seconds))
         };
         guard(|| Ok(py.detach(|| times_s.iter().filter(|it| revise(*it)).count())))
     }
 
     /// Gives up what a request claimed; whether it had a claim.
     fn cancel(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
-        self.live()?;
-        guard(|| Ok(py.detach(|| self.engine.cancel(request))))
+        let live = self.live()?;
+        guard(|| Ok(py.detach(|| live.engine.cancel(request))))
     }
 
     /// An eventfd: a load has something to take.
     #[getter]
     fn load_fd(&self) -> PyResult<i32> {
-        self.live()?;
-        Ok(std::os::fd::AsRawFd::as_raw_fd(&self.queue.load_fd()))
+        let live = self.live()?;
+        Ok(std::os::fd::AsRawFd::as_raw_fd(&live.queue.load_fd()))
     }
 
     /// An eventfd: staging has room again, after `ring_when_room`.
     #[getter]
     fn room_fd(&self) -> PyResult<i32> {
-        self.live()?;
-        Ok(std::os::fd::AsRawFd::as_raw_fd(&self.queue.room_fd()))
+        let live = self.live()?;
+        Ok(std::os::fd::AsRawFd::as_raw_fd(&live.queue.room_fd()))
     }
 
     /// Has `room_fd` told once when staging has room.
     fn ring_when_room(&self) -> PyResult<()> {
-        self.live()?;
-        self.queue.ring_when_room();
+        let live = self.live()?;
+        live.queue.ring_when_room();
         Ok(())
     }
 
     /// The serving engine began a forward pass: a good time for writes.
     fn forward_began(&self) -> PyResult<()> {
-        self.live()?;
-        self.engine.forward_began();
+        let live = self.live()?;
+        live.engine.forward_began();
         Ok(())
     }
 
     /// The forward pass ended.
     fn forward_ended(&self) -> PyResult<()> {
-        self.live()?;
-        self.engine.forward_ended();
+        let live = self.live()?;
+        live.engine.forward_ended();
         Ok(())
     }
 
     /// Writes everything staged; whether nothing is left.
     fn flush(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
-        self.live()?;
-        guard(|| Ok(py.detach(|| self.engine.flush(seconds(timeout_s)).drained)))
+        let live = self.live()?;
+        guard(|| Ok(py.detach(|| live.engine.flush(seconds(timeout_s)).drained)))
     }
 
     /// Counters and gauges.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.live()?;
-        let stats = guard(|| Ok(py.detach(|| self.engine.stats())))?;
+        let live = self.live()?;
+        let stats = guard(|| Ok(py.detach(|| live.engine.stats())))?;
         let value = json_value(py, &stats)?;
-        value.set_item("chunks_locked", self.locks.len())?;
+        value.set_item("chunks_locked", live.locks.len())?;
         let (rank, ranks) = self.rank;
         value.set_item("rank", rank)?;
         value.set_item("ranks", ranks)?;
@@ -324,7 +329,7 @@ impl PyEngine {
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
+        self.ours().is_err() || lock_plain(&self.live).is_none()
     }
 
     /// Writes what is staged and closes the tiers. A second call does nothing.
@@ -361,23 +366,28 @@ impl PyEngine {
         config.observer = Some(gone.observer());
         let (queue, namespace) = (config.queue.clone(), config.namespace.clone());
         let close_deadline = Duration::from_millis(config.engine.close_deadline_ms);
+        let chunk_bytes_max = config.engine.chunk_bytes_max.0;
         let persistent = config.tiers.iter().any(|tier| tier.kind != crate::TierKind::Memory);
         let shared = config.tiers.iter().any(|tier| tier.kind == crate::TierKind::Shared);
         let engine = Arc::new(Engine::open(config)?);
         let queue = LoadQueue::new(Arc::clone(&engine), &queue)?;
-        Ok(Self {
+        let live = Live {
             engine,
             queue,
             locks: LockTable::default(),
             background: Background::default(),
             gone,
+        };
+        Ok(Self {
+            live: Mutex::new(Some(Arc::new(live))),
+            closed: OnceLock::new(),
             namespace,
+            chunk_bytes_max,
             close_deadline,
             persistent,
             shared,
             rank: part.unwrap_or((0, 1)),
             owner_pid: process::id(),
-            closed: AtomicBool::new(false),
         })
     }
 
@@ -389,26 +399,34 @@ impl PyEngine {
         Err(ForkedError::new_err(problem))
     }
 
-    fn close_now(&self, limit: Duration) -> crate::CloseReport {
-        self.closed.store(true, Ordering::Relaxed);
+    fn close_now(&self, limit: Duration) -> CloseReport {
+        let live = lock_plain(&self.live).take();
+        if let Some(live) = live {
+            return *self.closed.get_or_init(|| live.close(limit));
+        }
+        // Another thread may be at it.
+        self.closed.get().copied().unwrap_or_default()
+    }
+
+    fn live(&self) -> PyResult<Arc<Live>> {
+        self.ours()?;
+        let live = lock_plain(&self.live).clone();
+        live.ok_or_else(|| ClosedError::new_err("the engine is closed"))
+    }
+}
+
+impl Live {
+    fn close(&self, limit: Duration) -> CloseReport {
         self.queue.close();
         self.background.close();
         self.locks.clear();
         self.engine.close(limit)
     }
-
-    fn live(&self) -> PyResult<()> {
-        self.ours()?;
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(ClosedError::new_err("the engine is closed"));
-        }
-        Ok(())
-    }
 }
 
 impl Drop for PyEngine {
     fn drop(&mut self) {
-        if self.closed() || process::id() != self.owner_pid {
+        if self.closed() {
             return;
         }
         // Other Python threads go on while the tiers are closed.
