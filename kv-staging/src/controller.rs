@@ -329,14 +329,18 @@ impl Controller {
             let chance = |lead_ns| time_to_use.use_chance_permille(id, lead_ns, now_ns);
             lead_ns.and_then(chance).unwrap_or(0)
         };
-        turns::take(waiting, lacks, late_permille);
+        turns::order(waiting);
+        // While nothing can begin there is nothing to hurry for, and what is in flight would count in every turn.
+        if self.may_start() {
+            turns::tell(waiting, lacks, late_permille);
+        }
     }
 
     /// Takes a waiting claim as far as it gets.
     fn advance(&mut self, id: ClaimId, outlook: &Outlook, now_ns: u64, effects: &mut Vec<Effect>) {
         const LEGAL: &str = "the state was just looked at";
         let eager = self.options.reservation == Reservation::Eager;
-        let may_start = self.objects.in_flight_bytes() < self.options.in_flight_bytes_max;
+        let may_start = self.may_start();
         let claim = self.claims.get_mut(&id).expect("a waiting claim is alive");
         if claim.state() == ClaimState::Recorded && self.policy.is_eligible(outlook) {
             claim.apply(Move::BecomeEligible).expect(LEGAL);
@@ -360,6 +364,11 @@ impl Controller {
             self.objects.start(claim.objects(), effects);
             self.settle_claim(id, now_ns, effects);
         }
+    }
+
+    /// Whether the device takes another claim.
+    fn may_start(&self) -> bool {
+        self.objects.in_flight_bytes() < self.options.in_flight_bytes_max
     }
 
     /// Moves on the claims that waited for `object`.

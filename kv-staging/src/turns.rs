@@ -4,19 +4,23 @@ use std::collections::HashSet;
 
 use crate::{ClaimId, ObjectId, policy::Outlook};
 
-/// Orders claims by their use and tells the first that lacks something how likely each behind it is late, if it waits any
-/// longer. `lacks` names the objects that a claim has to have staged; `late_permille` is the chance that it is used within
-/// the policy's lead of a time until ready, which here is that of all before it and its own.
-pub(crate) fn take(
-    waiting: &mut [(Outlook, ClaimId)],
-    lacks: impl Fn(ClaimId) -> Vec<ObjectId>,
-    late_permille: impl Fn(ClaimId, u64) -> u32,
-) {
+/// Who is used first comes first; what is requested is used now, and of what nothing is known comes last.
+pub(crate) fn order(waiting: &mut [(Outlook, ClaimId)]) {
     let use_ns = |outlook: &Outlook| match outlook.requested {
         true => 0,
         false => outlook.time_to_use_ns.unwrap_or(u64::MAX),
     };
     waiting.sort_by_key(|(outlook, id)| (use_ns(outlook), *id));
+}
+
+/// Tells the first claim that lacks something how likely each behind it is late, if it waits any longer. `lacks` names the
+/// objects that a claim has to have staged; `late_permille` is the chance that it is used within the policy's lead of a
+/// time until ready, which here is that of all before it and its own.
+pub(crate) fn tell(
+    waiting: &mut [(Outlook, ClaimId)],
+    lacks: impl Fn(ClaimId) -> Vec<ObjectId>,
+    late_permille: impl Fn(ClaimId, u64) -> u32,
+) {
     let mut counted = HashSet::new();
     let (mut first, mut ready_ns, mut late_behind_permille) = (None, 0_u64, 0_u32);
     for (at, (outlook, id)) in waiting.iter().enumerate() {
