@@ -7,6 +7,7 @@ use crate::{
     TimeToReady, TimeToUse,
     objects::Objects,
     policy::{Outlook, Policy},
+    turns,
 };
 
 /// When a committed claim begins to count in the budget. Compare C only between runs with the same choice.
@@ -139,8 +140,9 @@ impl Controller {
         Ok(())
     }
 
-    /// Looks at every waiting claim, in the order of its slack (time until use less time until ready): makes it
-    /// eligible, commits it, and starts to stage it, as far as policy, budget and bytes in flight allow.
+    /// Looks at every waiting claim, in the order of its slack (time until use less time until ready) or, if the policy
+    /// takes turns, of its use: makes it eligible, commits it, and starts to stage it, as far as policy, budget and bytes
+    /// in flight allow.
     ///
     /// Call it when something changed (a claim, a completion, the queue) and every 20 to 500 ms.
     pub fn tick(
@@ -151,18 +153,18 @@ impl Controller {
         effects: &mut Vec<Effect>,
     ) {
         let unread = self.claims.values().filter(|claim| claim.state() <= ClaimState::Ready);
-        let count = unread.clone().count();
         let mut waiting: Vec<(Outlook, ClaimId)> = unread
             .enumerate()
             .filter(|(_, claim)| claim.state() <= ClaimState::Committed)
             .map(|(ahead, claim)| {
-                (
-                    self.outlook(claim, (ahead, count), now_ns, time_to_use, time_to_ready),
-                    claim.id(),
-                )
+                (self.outlook(claim, ahead, now_ns, time_to_use, time_to_ready), claim.id())
             })
             .collect();
-        waiting.sort_by_key(|(outlook, id)| (outlook.slack_ns(), *id));
+        if self.policy.takes_turns() {
+            self.take_turns(&mut waiting, now_ns, time_to_use);
+        } else {
+            waiting.sort_by_key(|(outlook, id)| (outlook.slack_ns(), *id));
+        }
         for (outlook, id) in waiting {
             self.advance(id, &outlook, now_ns, effects);
         }
@@ -283,7 +285,7 @@ impl Controller {
     fn outlook(
         &self,
         claim: &Claim,
-        (ahead, unread): (usize, usize),
+        ahead: usize,
         now_ns: u64,
         time_to_use: &dyn TimeToUse,
         time_to_ready: &dyn TimeToReady,
@@ -297,15 +299,40 @@ impl Controller {
             cold.is_empty().then(|| time_to_ready.time_to_ready_ns(&restage, now_ns))
         };
         let lead_ns = self.policy.lead_ns(time_to_ready_ns, &restage_ns);
-        let chance = |lead_ns| time_to_use.use_chance_permille(claim.id(), lead_ns, now_ns);
+        // What is there already, or coming in, costs no staging.
+        let soon_ns = if cold.is_empty() { None } else { self.policy.soon_ns(time_to_ready_ns) };
+        let chance = |within_ns| time_to_use.use_chance_permille(claim.id(), within_ns, now_ns);
         Outlook {
             ahead,
-            behind: unread - ahead - 1,
             bytes: claim.bytes(),
             time_to_use_ns: time_to_use.time_to_use_ns(claim.id(), now_ns),
             time_to_ready_ns,
             use_chance_permille: lead_ns.and_then(chance),
+            soon_chance_permille: soon_ns.and_then(chance),
+            late_behind_permille: 0,
             requested: claim.requested_ns.is_some(),
+        }
+    }
+
+    fn take_turns(
+        &self,
+        waiting: &mut [(Outlook, ClaimId)],
+        now_ns: u64,
+        time_to_use: &dyn TimeToUse,
+    ) {
+        let lacks = |id| {
+            let (cold, _) = self.objects.need(self.claims[&id].objects());
+            cold.iter().map(|object| object.id).collect()
+        };
+        let late_permille = |id, ready_ns| {
+            let lead_ns = self.policy.lead_ns(ready_ns, &|| None);
+            let chance = |lead_ns| time_to_use.use_chance_permille(id, lead_ns, now_ns);
+            lead_ns.and_then(chance).unwrap_or(0)
+        };
+        turns::order(waiting);
+        // While nothing can begin there is nothing to hurry for, and what is in flight would count in every turn.
+        if self.may_start() {
+            turns::tell(waiting, lacks, late_permille);
         }
     }
 
@@ -313,7 +340,7 @@ impl Controller {
     fn advance(&mut self, id: ClaimId, outlook: &Outlook, now_ns: u64, effects: &mut Vec<Effect>) {
         const LEGAL: &str = "the state was just looked at";
         let eager = self.options.reservation == Reservation::Eager;
-        let may_start = self.objects.in_flight_bytes() < self.options.in_flight_bytes_max;
+        let may_start = self.may_start();
         let claim = self.claims.get_mut(&id).expect("a waiting claim is alive");
         if claim.state() == ClaimState::Recorded && self.policy.is_eligible(outlook) {
             claim.apply(Move::BecomeEligible).expect(LEGAL);
@@ -337,6 +364,11 @@ impl Controller {
             self.objects.start(claim.objects(), effects);
             self.settle_claim(id, now_ns, effects);
         }
+    }
+
+    /// Whether the device takes another claim.
+    fn may_start(&self) -> bool {
+        self.objects.in_flight_bytes() < self.options.in_flight_bytes_max
     }
 
     /// Moves on the claims that waited for `object`.

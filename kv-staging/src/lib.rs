@@ -48,6 +48,7 @@ pub mod policy;
 mod report;
 mod time_to_ready;
 mod time_to_use;
+mod turns;
 
 pub use crate::{
     budget::{Blocked, Budget},

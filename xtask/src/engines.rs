@@ -40,13 +40,22 @@ pub(crate) fn with_wheel() -> Result<std::result::Result<PathBuf, Absent>> {
         Ok(tools) => tools,
         Err(error) => return Ok(Err(Absent(format!("the wheel's tools: {error:#}")))),
     };
-    let home = run::root().join("target/e2e/engines");
-    if let Err(error) = fetch(&home) {
-        return Ok(Err(Absent(format!("{}: {error:#}", ENGINES.join(", ")))));
-    }
-    let venv = home.join("venv");
+    let venv = match alone() {
+        Ok(venv) => venv,
+        Err(absent) => return Ok(Err(absent)),
+    };
     install(&venv, &build(&tools)?)?;
     Ok(Ok(venv))
+}
+
+/// The same environment for who needs the engines only; no wheel is built.
+///
+/// # Errors
+/// `Absent` if this machine cannot have the engines.
+pub(crate) fn alone() -> std::result::Result<PathBuf, Absent> {
+    let home = run::root().join("target/e2e/engines");
+    fetch(&home).map_err(|error| Absent(format!("{}: {error:#}", ENGINES.join(", "))))?;
+    Ok(home.join("venv"))
 }
 
 /// SGLang, in a directory that is named by `PYTHONPATH` of an environment with the other engines.

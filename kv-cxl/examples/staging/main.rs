@@ -5,9 +5,11 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool speaks on standard output")]
 
+mod child;
 mod device;
 mod flash;
 mod gpu;
+mod lmcache;
 mod model;
 mod policies;
 mod real;
@@ -22,14 +24,16 @@ use std::{env, error::Error, fs};
 use serde_json::{Value, json};
 
 const USAGE: &str = "usage: staging model [--seeds N] [--json PATH]\n       \
-    staging real --file PATH --memory-cgroup DIR --io-cgroup DIR --rate-mib-s N [--reps N] [--json PATH]";
+    staging real --file PATH --memory-cgroup DIR --io-cgroup DIR --rate-mib-s N [--reps N] [--json PATH]\n       \
+    \x20       [--lmcache PYTHON --script PATH --log PATH | --skipped WHY]";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some("model") => model(&arguments[1..]),
         Some("real") => real::parent(&arguments[1..]),
-        Some("one") => real::one(&arguments[1..]),
+        Some("one") => child::one(&arguments[1..]),
+        Some("peer") => child::peer(&arguments[1..]),
         _ => Err(USAGE.into()),
     }
 }

@@ -35,11 +35,11 @@ pub(crate) const ALL: [(&str, Kind); 7] = [
 /// Chosen on seeds 1000 to 1029; what is reported uses others. The price is for objects of 5 GiB, and in proportion for
 /// others.
 pub(crate) const TEMPO_Q: Kind = Kind::TempoQ(TempoQ {
-    late_price_bytes: 22 << 30,
-    late_price_percent_per_waiting: 25,
+    late_price_bytes: 35 << 30,
     margin_percent: 0,
     margin_ns: 0,
     hold_percent: 200,
+    soon_percent: 25,
 });
 
 impl Kind {

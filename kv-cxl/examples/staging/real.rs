@@ -1,26 +1,22 @@
-//! On a throttled file in a memory cgroup: a child process for each run, watched from outside.
+//! On a throttled file in a memory cgroup: all policies, and LMCache's own adapter for Device-DAX.
 
 use std::{
-    env,
     error::Error,
     fs::{self, File},
-    io::{Read as _, Write as _},
-    os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    io::Write as _,
+    path::Path,
 };
 
 use kv_staging::Reservation;
 use serde_json::{Value, json};
 
 use crate::{
-    flash::{Flash, Real, word},
+    child::{Place, Seen},
+    flash::word,
+    lmcache::Lmcache,
     option,
     policies::{ALL, Kind},
-    rows::{Compared, Row, Run, compare},
-    serve::Server,
+    rows::{Compared, Row, compare},
     table,
     workload::{GIB, Setting, Workload},
 };
@@ -29,17 +25,16 @@ const MIB: u64 = 1 << 20;
 const OBJECT_MIB: u64 = 16;
 const OBJECTS: usize = 48;
 const BUDGET_MIB: u64 = 256;
-/// How often a child's locked bytes are looked at.
-const SAMPLE: Duration = Duration::from_millis(5);
-/// A run takes some seconds.
-const RUN_MAX: Duration = Duration::from_secs(60);
+pub(crate) const BUDGET_BYTES: u64 = BUDGET_MIB * MIB;
+/// The row that is not a policy of ours.
+const PEER: &str = "lmcache_dax";
 /// Above the rate at which the modelled accelerator can serve: a queue builds up.
 const UTILISATION: f64 = 1.2;
 /// Requests that are there from the beginning.
 const QUEUED: usize = 10;
 const FIRST_SEED: u64 = 3000;
 
-fn setting(rate_mib_s: f64) -> Setting {
+pub(crate) fn setting(rate_mib_s: f64) -> Setting {
     let object_gib = OBJECT_MIB as f64 / 1024.0;
     Setting {
         budget_gib: BUDGET_MIB as f64 / 1024.0,
@@ -60,7 +55,7 @@ fn setting(rate_mib_s: f64) -> Setting {
     }
 }
 
-fn workload(setting: &Setting, seed: u64) -> Workload {
+pub(crate) fn workload(setting: &Setting, seed: u64) -> Workload {
     let per_s = UTILISATION * crate::model::capacity_per_s(setting);
     let mut workload = Workload::draw(setting, per_s, seed);
     // Objects are whole granules, and the queue does not begin empty.
@@ -72,20 +67,8 @@ fn workload(setting: &Setting, seed: u64) -> Workload {
     workload
 }
 
-/// What one child did, and what was seen of it.
-struct Seen {
-    run: Run,
-    protected_bytes_max: u64,
-    locked_bytes_end: u64,
-    was_killed: bool,
-}
-
-struct Parent {
-    file: PathBuf,
-    memory: PathBuf,
-    io: PathBuf,
-    rate_mib_s: String,
-}
+/// A row to be: its name, its reservation, and a run for each repetition.
+type Job = (&'static str, Reservation, Vec<Seen>);
 
 /// The whole comparison: policies take turns, so that what else the machine does strikes all alike.
 pub(crate) fn parent(arguments: &[String]) -> Result<(), Box<dyn Error>> {
@@ -93,24 +76,29 @@ pub(crate) fn parent(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         option(arguments, name)?.ok_or_else(|| Box::<dyn Error>::from(format!("{name} is missing")))
     };
     let reps: u64 = option(arguments, "--reps")?.map_or(Ok(3), str::parse)?;
-    let parent = Parent {
+    let lmcache = match option(arguments, "--lmcache")? {
+        None => None,
+        Some(python) => Some(Lmcache {
+            python: python.into(),
+            script: needed("--script")?.into(),
+            log: needed("--log")?.into(),
+        }),
+    };
+    let place = Place {
         file: needed("--file")?.into(),
         memory: needed("--memory-cgroup")?.into(),
         io: needed("--io-cgroup")?.into(),
         rate_mib_s: needed("--rate-mib-s")?.to_owned(),
+        lmcache,
     };
-    fill(&parent.file)?;
-    let mut jobs = Vec::new();
-    for reservation in crate::model::RESERVATIONS {
-        // Who never protects does not reserve.
-        let policies = ALL
-            .iter()
-            .filter(|(_, kind)| reservation == Reservation::Eager || *kind != Kind::Demand);
-        jobs.extend(policies.map(|(name, _)| (*name, reservation, Vec::<Seen>::new())));
-    }
+    fill(&place.file)?;
+    let mut jobs = jobs(&place);
     for rep in 0..reps {
         for (name, reservation, seen) in &mut jobs {
-            let one = parent.run(name, *reservation, FIRST_SEED + rep)?;
+            let one = match &place.lmcache {
+                Some(lmcache) if *name == PEER => place.run_peer(lmcache, FIRST_SEED + rep)?,
+                _ => place.run(name, *reservation, FIRST_SEED + rep)?,
+            };
             println!(
                 "run {rep} {name} {reservation:?}: p95 wait {:.3} s, C {:.4} GiB.s",
                 one.run.p95_wait_s, one.run.c_gib_s
@@ -118,17 +106,39 @@ pub(crate) fn parent(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             seen.push(one);
         }
     }
-    report(&parent, &jobs, option(arguments, "--json")?)
+    let skipped = option(arguments, "--skipped")?;
+    report(&place, &jobs, skipped, option(arguments, "--json")?)
+}
+
+fn jobs(place: &Place) -> Vec<Job> {
+    let mut jobs: Vec<Job> = Vec::new();
+    for reservation in crate::model::RESERVATIONS {
+        // Who never protects does not reserve.
+        let policies = ALL
+            .iter()
+            .filter(|(_, kind)| reservation == Reservation::Eager || *kind != Kind::Demand);
+        jobs.extend(policies.map(|(name, _)| (*name, reservation, Vec::new())));
+        if place.lmcache.is_some() && reservation == Reservation::Eager {
+            jobs.push((PEER, reservation, Vec::new()));
+        }
+    }
+    jobs
+}
+
+/// Runs of who reserves nothing stand for either reservation.
+fn reserves(policy: &str) -> bool {
+    !["demand", PEER].contains(&policy)
 }
 
 fn report(
-    parent: &Parent,
-    jobs: &[(&'static str, Reservation, Vec<Seen>)],
+    place: &Place,
+    jobs: &[Job],
+    skipped: Option<&str>,
     json: Option<&str>,
 ) -> Result<(), Box<dyn Error>> {
-    let rate: f64 = parent.rate_mib_s.parse()?;
+    let rate: f64 = place.rate_mib_s.parse()?;
     let offered_per_s = UTILISATION * crate::model::capacity_per_s(&setting(rate));
-    let row = |(policy, reservation, seen): &(&'static str, Reservation, Vec<Seen>)| Row {
+    let row = |(policy, reservation, seen): &Job| Row {
         scenario: "throttled_page_cache",
         varied: None,
         utilisation: UTILISATION,
@@ -138,22 +148,16 @@ fn report(
         runs: seen.iter().map(|seen| seen.run.clone()).collect(),
     };
     let mut rows: Vec<Row> = jobs.iter().map(row).collect();
-    // The same runs stand for either reservation.
-    rows.push(Row { reservation: Reservation::Lazy, ..rows[0].clone() });
+    let again: Vec<Row> = rows.iter().filter(|row| !reserves(row.policy)).cloned().collect();
+    rows.extend(again.into_iter().map(|row| Row { reservation: Reservation::Lazy, ..row }));
     let compared = compare(&rows);
     let mut values = Vec::new();
     for it in &compared {
-        let mut value = it.json();
         let job = jobs.iter().find(|job| {
-            job.0 == it.row.policy && (job.1 == it.row.reservation || job.0 == "demand")
+            job.0 == it.row.policy && (job.1 == it.row.reservation || !reserves(job.0))
         });
         let seen = &job.ok_or("a row without its runs")?.2;
-        value["budget_bytes"] = json!(BUDGET_MIB * MIB);
-        value["protected_bytes_max"] =
-            json!(seen.iter().map(|seen| seen.protected_bytes_max).max());
-        value["oom_kills"] = json!(seen.iter().filter(|seen| seen.was_killed).count());
-        value["mlocked_bytes_end"] = json!(seen.iter().map(|seen| seen.locked_bytes_end).max());
-        values.push(value);
+        values.push(value(it, seen));
     }
     print!("{}{}", table::draw(&compared), verdict(&compared, &values));
     let value = json!({
@@ -162,12 +166,26 @@ fn report(
             "rate_mib_s": rate, "object_mib": OBJECT_MIB, "objects": OBJECTS, "first_seed": FIRST_SEED,
             "modelled": "accelerator; storage, page cache, locks and reads are real",
         },
+        "skipped": skipped.map_or_else(Vec::new, |why| vec![json!({"policy": PEER, "why": why})]),
         "results": values,
     });
     if let Some(path) = json {
         fs::write(path, serde_json::to_string_pretty(&value)? + "\n")?;
     }
     Ok(())
+}
+
+/// A row, and what was seen of its runs.
+fn value(it: &Compared<'_>, seen: &[Seen]) -> Value {
+    let most = |of: fn(&Seen) -> u64| json!(seen.iter().map(of).max());
+    let mut value = it.json();
+    value["budget_bytes"] = json!(BUDGET_BYTES);
+    value["protected_bytes_max"] = most(|seen| seen.protected_bytes_max);
+    value["oom_kills"] = json!(seen.iter().filter(|seen| seen.was_killed).count());
+    value["mlocked_bytes_end"] = most(|seen| seen.locked_bytes_end);
+    let read: u64 = seen.iter().map(|seen| seen.device_read_bytes).sum();
+    value["device_read_bytes"] = json!(read / (seen.len().max(1) as u64));
+    value
 }
 
 fn verdict(compared: &[Compared<'_>], values: &[Value]) -> String {
@@ -207,94 +225,6 @@ fn verdict(compared: &[Compared<'_>], values: &[Value]) -> String {
         format!("{} bytes locked at the end", most("mlocked_bytes_end")),
     );
     out
-}
-
-impl Parent {
-    fn run(
-        &self,
-        policy: &str,
-        reservation: Reservation,
-        seed: u64,
-    ) -> Result<Seen, Box<dyn Error>> {
-        let kills_before = oom_kills(&self.memory);
-        // It joins the cgroups before it runs: memory is charged to who first uses it.
-        let mut child = Command::new("sh")
-            .args(["-c", "for c in \"$0\" \"$1\"; do echo $$ > \"$c/cgroup.procs\" || exit 9; done; shift; exec \"$@\""])
-            .args([&self.memory, &self.io])
-            .arg(env::current_exe()?)
-            .args(["one", policy, if reservation == Reservation::Lazy { "lazy" } else { "eager" }])
-            .args([&seed.to_string(), &self.rate_mib_s])
-            .arg(&self.file)
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let begun = Instant::now();
-        let mut protected_bytes_max = 0;
-        let status = loop {
-            protected_bytes_max = protected_bytes_max.max(locked_bytes(&child.id().to_string()));
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if begun.elapsed() > RUN_MAX {
-                child.kill()?;
-                return Err(format!("{policy}: still running after {RUN_MAX:?}").into());
-            }
-            thread::sleep(SAMPLE);
-        };
-        let was_killed = status.signal() == Some(9) || oom_kills(&self.memory) > kills_before;
-        let mut text = String::new();
-        child.stdout.take().ok_or("no output")?.read_to_string(&mut text)?;
-        if was_killed {
-            return Ok(Seen {
-                run: Run::default(),
-                protected_bytes_max,
-                locked_bytes_end: 0,
-                was_killed,
-            });
-        }
-        if !status.success() {
-            return Err(format!("{policy}: {status}").into());
-        }
-        let value: Value = serde_json::from_str(&text)?;
-        let locked_bytes_end = value["locked_bytes_end"].as_u64().ok_or("no locked_bytes_end")?;
-        Ok(Seen { run: Run::from_json(&value), protected_bytes_max, locked_bytes_end, was_killed })
-    }
-}
-
-/// One run, in the cgroups.
-pub(crate) fn one(arguments: &[String]) -> Result<(), Box<dyn Error>> {
-    let [policy, reservation, seed, rate, file] = arguments else {
-        return Err("one: five arguments".into());
-    };
-    let kind = ALL.iter().find(|(name, _)| name == policy).ok_or("no such policy")?.1;
-    let reservation = if reservation == "lazy" { Reservation::Lazy } else { Reservation::Eager };
-    let setting = setting(rate.parse()?);
-    let workload = workload(&setting, seed.parse()?);
-    let device =
-        Flash::open(Path::new(file), &workload.object_bytes, BUDGET_MIB * MIB, setting.slots)?;
-    let server = Server::new(&setting, &workload, &kind, reservation, device);
-    let (outcome, device) = server.run(&mut Real(Instant::now()));
-    let locked_bytes_end = locked_bytes("self");
-    drop(device);
-    let mut value = Run::of(&outcome).to_json();
-    value["locked_bytes_end"] = json!(locked_bytes_end);
-    println!("{value}");
-    Ok(())
-}
-
-/// Locked by a process; 0 if it is gone.
-fn locked_bytes(process: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
-/// Of either version of cgroups.
-fn oom_kills(cgroup: &Path) -> u64 {
-    let read = |name: &str| fs::read_to_string(cgroup.join(name));
-    let text = read("memory.events").or_else(|_| read("memory.oom_control")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 /// The file, so that what is read can be checked.

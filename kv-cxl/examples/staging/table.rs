@@ -19,7 +19,7 @@ pub(crate) fn draw(compared: &[Compared<'_>]) -> String {
         if next != heading {
             let _ = writeln!(
                 out,
-                "\n{next}; {:.2} requests/s offered, {} seeds\n{:<10} {:>15} {:>15} {:>6} {:>15} {:>15} {:>6} {:>6} {:>6} {:>7} {:>7}",
+                "\n{next}; {:.2} requests/s offered, {} seeds\n{:<11} {:>15} {:>15} {:>6} {:>16} {:>15} {:>6} {:>6} {:>6} {:>7} {:>7}",
                 it.row.offered_per_s,
                 it.row.runs.len(),
                 "policy",
@@ -50,16 +50,21 @@ fn place(row: &Row) -> String {
 fn line(out: &mut String, it: &Compared<'_>) {
     let percent = |part: f64| format!("{:.1}", part * 100.0);
     let pair = |mean: f64, se: f64| format!("{mean:.2}+-{se:.2}");
+    // Objects of a throttled file are small.
+    let c = |mean: f64, se: f64| match mean > 0.0 && mean < 0.5 {
+        true => format!("{mean:.5}+-{se:.5}"),
+        false => pair(mean, se),
+    };
     let cut =
         |cut: crate::statistics::Summary| format!("{}+-{} %", percent(cut.mean), percent(cut.se));
     let _ = writeln!(
         out,
-        "{:<10} {:>15} {:>15} {:>6} {:>15} {:>15} {:>6} {:>6} {:>6} {:>7.2} {:>7.3}",
+        "{:<11} {:>15} {:>15} {:>6} {:>16} {:>15} {:>6} {:>6} {:>6} {:>7.2} {:>7.3}",
         it.row.policy,
         pair(it.p95_ttft_s.mean, it.p95_ttft_s.se),
         cut(it.p95_cut),
         percent(it.kept),
-        pair(it.c_gib_s.mean, it.c_gib_s.se),
+        c(it.c_gib_s.mean, it.c_gib_s.se),
         cut(it.c_cut),
         percent(it.row.mean(|run| run.late)),
         percent(it.row.mean(|run| run.early)),

@@ -26,8 +26,12 @@ pub struct Outlook {
     pub time_to_ready_ns: u64,
     /// How likely use falls within the policy's lead, in thousandths; `None` if unknown, or if the policy has no lead.
     pub use_chance_permille: Option<u32>,
-    /// Claims recorded later whose retrieval has not begun: they wait for this one.
-    pub behind: usize,
+    /// How likely use is so soon that staging would hardly be sooner done than a read on demand, in thousandths; `None` if
+    /// unknown, if nothing is to be staged, or if the policy does not ask ([`Policy::soon_ns`]).
+    pub soon_chance_permille: Option<u32>,
+    /// How likely each claim that is staged after this one is late, if this one waits any longer: in thousandths, all of them
+    /// together. 0 of all but the first, and if the policy does not take turns ([`Policy::takes_turns`]).
+    pub late_behind_permille: u32,
     /// Its retrieval is requested: the scheduler waits for it.
     pub requested: bool,
 }
@@ -59,6 +63,19 @@ pub trait Policy {
     fn lead_ns(&self, time_to_ready_ns: u64, restage_ns: &dyn Fn() -> Option<u64>) -> Option<u64> {
         let _ = (time_to_ready_ns, restage_ns);
         None
+    }
+
+    /// Within which time use would be too soon for staging to be of help; `None` if the policy does not ask.
+    fn soon_ns(&self, time_to_ready_ns: u64) -> Option<u64> {
+        let _ = time_to_ready_ns;
+        None
+    }
+
+    /// Whether claims are staged in the order of their use rather than of their slack, and the first is told of those behind
+    /// it. Of all orders on a device that stages one after the other that of use makes the least late; that of slack puts a
+    /// large claim before a small one that is used sooner.
+    fn takes_turns(&self) -> bool {
+        false
     }
 
     /// Whether an eligible claim is committed although its staging cannot start yet. If not, it stays eligible until the

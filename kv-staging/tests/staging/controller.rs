@@ -304,13 +304,13 @@ fn tempos_margin_leads_its_estimate() {
     assert_eq!(bench.tick(943), [Effect::Stage(object(1, 40))]);
 }
 
-fn tempo_q(late_price_bytes: u64, late_price_percent_per_waiting: u32) -> TempoQ {
+fn tempo_q(late_price_bytes: u64) -> TempoQ {
     TempoQ {
         late_price_bytes,
-        late_price_percent_per_waiting,
         margin_percent: 0,
         margin_ns: 0,
         hold_percent: 200,
+        soon_percent: 25,
     }
 }
 
@@ -318,26 +318,55 @@ fn tempo_q(late_price_bytes: u64, late_price_percent_per_waiting: u32) -> TempoQ
 fn tempo_q_protects_when_the_chance_of_lateness_is_worth_it() {
     // An estimator of one figure is certain: what cannot be worth it waits until it is requested.
     for (price, staged) in [(39, false), (40, true)] {
-        let mut bench = Bench::new(tempo_q(price, 0), |_| ());
+        let mut bench = Bench::new(tempo_q(price), |_| ());
         bench.record(&[object(1, 40)], 1_000);
         assert_eq!(bench.tick(959), []);
         assert_eq!(!bench.tick(960).is_empty(), staged);
     }
-    // Each that waits behind makes lateness dearer.
-    let mut bench = Bench::new(tempo_q(20, 50), |_| ());
-    let first = bench.record(&[object(1, 40)], 0);
-    bench.record(&[object(2, 80)], 10_000);
-    assert_eq!(bench.tick(0), []);
-    bench.record(&[object(3, 80)], 10_000);
-    assert_eq!(bench.tick(0), [Effect::Stage(object(1, 40))]);
-    assert_eq!(bench.state(first), Some(ClaimState::Staging));
+}
+
+#[test]
+fn tempo_q_begins_in_time_for_those_that_are_staged_afterwards() {
+    // Together they take 40 + 80 ns and the second is used at 1,000: the first begins at 880, for its own sake at 940.
+    let mut bench = Bench::new(tempo_q(40), |options| options.in_flight_bytes_max = 1);
+    bench.record(&[object(1, 40)], 980);
+    bench.record(&[object(2, 80)], 1_000);
+    assert_eq!(bench.tick(879), []);
+    assert_eq!(bench.tick(880), [Effect::Stage(object(1, 40))]);
+    // What they share is staged once, so nobody has to hurry for it.
+    let mut bench = Bench::new(tempo_q(40), |options| options.in_flight_bytes_max = 1);
+    bench.record(&[object(1, 40)], 980);
+    bench.record(&[object(1, 40)], 981);
+    assert_eq!(bench.tick(939), []);
+    assert_eq!(bench.tick(940), [Effect::Stage(object(1, 40))]);
+}
+
+#[test]
+fn tempo_q_stages_in_the_order_of_use_also_if_the_later_one_is_larger() {
+    let mut bench = Bench::new(tempo_q(1_000), |options| options.in_flight_bytes_max = 1);
+    bench.record(&[object(1, 90)], 100);
+    bench.record(&[object(2, 20)], 60);
+    assert_eq!(bench.tick(0), [Effect::Stage(object(2, 20))]);
+}
+
+#[test]
+fn tempo_q_leaves_to_a_read_on_demand_what_is_used_before_staging_could_help() {
+    // A quarter of 40 ns before its use.
+    for (now_ns, staged) in [(989, true), (990, false)] {
+        let mut bench = Bench::new(tempo_q(1_000), |_| ());
+        let claim = bench.record(&[object(1, 40)], 1_000);
+        assert_eq!(!bench.tick(now_ns).is_empty(), staged);
+        if !staged {
+            assert_eq!(bench.controller.begin_retrieval(claim, 1_000), Ok(Retrieval::Demand));
+        }
+    }
 }
 
 #[test]
 fn tempo_q_commits_no_sooner_than_the_device_is_free() {
-    let mut bench = Bench::new(tempo_q(1_000, 0), |options| options.in_flight_bytes_max = 1);
-    bench.record(&[object(1, 40)], 10);
-    let second = bench.record(&[object(2, 40)], 20);
+    let mut bench = Bench::new(tempo_q(1_000), |options| options.in_flight_bytes_max = 1);
+    bench.record(&[object(1, 40)], 30);
+    let second = bench.record(&[object(2, 40)], 35);
     assert_eq!(bench.tick(0), [Effect::Stage(object(1, 40))]);
     assert_eq!(bench.state(second), Some(ClaimState::Eligible));
     assert_eq!(bench.controller.budget().protected_bytes(), 40);
@@ -347,8 +376,8 @@ fn tempo_q_commits_no_sooner_than_the_device_is_free() {
 
 #[test]
 fn tempo_q_holds_on_to_what_it_would_have_to_bring_in_again() {
-    let mut bench = Bench::new(tempo_q(1_000, 0), |_| ());
-    let first = bench.record(&[object(1, 40)], 0);
+    let mut bench = Bench::new(tempo_q(1_000), |_| ());
+    let first = bench.record(&[object(1, 40)], 30);
     bench.tick(0);
     bench.staged(1, 40);
     // Ready, and wanted again in more and in less than twice the 40 ns that staging takes.

@@ -52,7 +52,7 @@ impl Bench {
             ensure!(self.model || self.staging.real, "staging: say which one, --model or --real");
             return match self.model {
                 true => staging::model(&self.staging, json),
-                false => staging::real(self.options.reps, json),
+                false => staging::real(&self.options),
             };
         }
         ensure!(!self.staging.real, "--real: only of staging");

@@ -23,6 +23,10 @@ use crate::bench::{
     },
     directory, write,
 };
+use crate::{
+    engines::{self, Absent},
+    run,
+};
 
 /// What the device gives.
 const RATE_MIB_S: u64 = 125;
@@ -31,8 +35,8 @@ const MEMORY_MIB: u64 = 384;
 /// The file and some, and a second device that nobody needs.
 const SIZES: [u64; 2] = [1 << 30, 64 << 20];
 
-/// On a real device; writes `staging-real.json`, and `json` if given.
-pub(in crate::bench) fn bench(reps: Option<u32>, json: Option<&Path>) -> Result<()> {
+/// On a real device; writes `staging-real.json`, and another copy if asked.
+pub(in crate::bench) fn bench(options: &devices::Options) -> Result<()> {
     let host = match Host::look() {
         Ok(host) => host,
         Err(Missing(why)) => return skip(&why),
@@ -41,6 +45,10 @@ pub(in crate::bench) fn bench(reps: Option<u32>, json: Option<&Path>) -> Result<
         return skip("no cgroup hierarchy with memory");
     };
     let program = build()?;
+    let venv = engines::alone();
+    if let Err(Absent(why)) = &venv {
+        println!("SKIP lmcache_dax: {why}");
+    }
     // Before any thread or child exists: they inherit which signals are blocked.
     let signals = Signals::listen()?;
     let setup = match Setup::new(&directory().join("devices"), &host, SIZES) {
@@ -59,14 +67,32 @@ pub(in crate::bench) fn bench(reps: Option<u32>, json: Option<&Path>) -> Result<
     command.arg("real").arg("--file").arg(device.mount.join("flash"));
     command.arg("--memory-cgroup").arg(&memory.0).arg("--io-cgroup").arg(setup.cgroup());
     command.args(["--rate-mib-s", &RATE_MIB_S.to_string()]).arg("--json").arg(&path);
-    if let Some(reps) = reps {
+    if let Some(reps) = options.reps.or(options.quick.then_some(1)) {
         command.args(["--reps", &reps.to_string()]);
+    }
+    match &venv {
+        Ok(venv) => lmcache(&mut command, venv)?,
+        Err(Absent(why)) => _ = command.arg("--skipped").arg(why),
     }
     let status = devices::wait(&mut command, &signals)?;
     drop((memory, setup));
     ensure!(!signals.arrived(), "stopped by a signal");
     ensure!(status.success(), "staging real ended with {status}");
-    keep("staging-real", &path, json)
+    keep("staging-real", &path, options.json.as_deref())
+}
+
+/// LMCache's own adapter is one of those compared.
+fn lmcache(command: &mut Command, venv: &Path) -> Result<()> {
+    let logs = run::root().join("target/xtask");
+    fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
+    command.arg("--lmcache").arg(venv.join("bin/python"));
+    command.arg("--script").arg(run::root().join("xtask/data/staging/dax.py"));
+    command.arg("--log").arg(logs.join("bench-staging-lmcache.log"));
+    // Compiled Python is kept from run to run: the engines' environment may come without.
+    command.env("PYTHONPYCACHEPREFIX", directory().join("staging/bytecode"));
+    command.envs([("LMCACHE_LOG_LEVEL", "WARNING"), ("LMCACHE_TRACK_USAGE", "false")]);
+    command.envs([("PYTHONHASHSEED", "0"), ("HF_HUB_OFFLINE", "1")]);
+    Ok(())
 }
 
 fn skip(why: &str) -> Result<()> {
