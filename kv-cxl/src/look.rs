@@ -22,6 +22,10 @@ impl Medium for LookMedium {
         self.0.read(offset, into)
     }
 
+    fn will_read(&self, extent: Extent) {
+        self.0.will_read(extent);
+    }
+
     fn write(&mut self, _offset: u64, _from: &[u8]) -> Result<(), FastTierError> {
         Ok(())
     }

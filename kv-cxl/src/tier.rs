@@ -36,10 +36,14 @@ pub struct DaxTierConfig {
     /// A poll moves no more than this, also of one op, and comes back for the rest; at least 4096. What the medium takes for
     /// so many bytes is how long a poll keeps its caller.
     pub poll_bytes_max: usize,
+    /// The medium is told of so many bytes of queued reads before they are copied ([`Medium::will_read`]): what comes from
+    /// flash is then fetched side by side and not one after the other. 0 tells it nothing.
+    pub read_ahead_bytes: usize,
 }
 
 impl DaxTierConfig {
-    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 4 MiB a poll, made if the medium is blank.
+    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 4 MiB a poll and 32 MiB ahead of it, made if the medium
+    /// is blank.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -49,6 +53,7 @@ impl DaxTierConfig {
             place_align_bytes: 4096,
             format: Format::IfBlank,
             poll_bytes_max: 4 << 20,
+            read_ahead_bytes: 32 << 20,
         }
     }
 }
@@ -184,6 +189,19 @@ impl DaxTier {
         }
         self.reads.push_back(PendingRead::new(op, chunk));
         Ok(())
+    }
+
+    /// Tells the medium what is read next. Telling costs some time as well, so a poll tells of little more than it copies.
+    fn tell_ahead(&mut self) {
+        let mut ahead_bytes = self.config.read_ahead_bytes;
+        let mut left = self.config.poll_bytes_max.saturating_mul(2);
+        for pending in &mut self.reads {
+            if ahead_bytes == 0 || left == 0 {
+                break;
+            }
+            left -= pending.tell(&*self.medium, ahead_bytes, left);
+            ahead_bytes = ahead_bytes.saturating_sub(pending.left());
+        }
     }
 
     /// Copies reads out, in order, up to `left` bytes; gives what is left of that.
@@ -388,6 +406,7 @@ impl Tier for DaxTier {
         guard: &dyn EvictionGuard,
         completions: &mut Vec<Completion>,
     ) -> Option<u64> {
+        self.tell_ahead();
         let left = self.run_reads(self.config.poll_bytes_max, completions);
         self.run_writes(left, guard, completions);
         let writes = self.writes.len() + usize::from(self.writing.is_some());

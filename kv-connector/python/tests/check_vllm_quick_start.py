@@ -25,7 +25,14 @@ from tiny_model import make
 HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 HOME = Path(tempfile.mkdtemp(prefix="kvbraid-start-"))
-TEXTS = ["".join(chr(97 + (n * step + n // 7) % 26) for n in range(700)) for step in (1, 3, 5, 7)]
+TOKENS = 1900
+"""Of a prompt; a letter is one."""
+CHUNK_TOKENS = 64
+TEXTS = ["".join(chr(97 + (n * step + n // 7) % 26) for n in range(TOKENS)) for step in (1, 3, 5, 7, 9, 11, 15, 17)]
+CHUNKS = len(TEXTS) * (TOKENS // CHUNK_TOKENS)
+"""Some ten megabytes: one tier does not read all of it before the other begins."""
+UP_S = 900.0
+"""Some fifty seconds on a machine of two cores that does nothing else; imports are most of it."""
 
 
 def fences(title: str) -> dict[str, list[str]]:
@@ -66,7 +73,7 @@ def command(model: Path, port: int) -> tuple[list[str], dict[str, str]]:
     assert extra["spec_name"] == "TieringOffloadingSpec"
     extra |= {"spec_name": "CPUTieringSpec", "spec_module_path": "cpu_offload", "cpu_bytes_to_use": 64 << 20}
     extra["secondary_tiers"][0]["config"] = str(configuration())
-    extra["block_size"] = 64
+    extra["block_size"] = CHUNK_TOKENS
     arguments[place] = json.dumps(transfer)
     processor = f"--host 127.0.0.1 --port {port} --dtype bfloat16 --block-size 32 --max-model-len 2048 --enforce-eager"
     processor += f" --max-num-seqs 8 --kv-cache-memory-bytes {64 << 20}"
@@ -131,7 +138,7 @@ def test_the_quick_start_serves_its_first_hits_from_both_tiers() -> None:
             return False
 
     try:
-        until(up, 480, "the server does not come up")
+        until(up, UP_S, "the server does not come up")
         begun = time.monotonic()
         computed = complete(port)
         assert len(set(computed)) == len(TEXTS) and metric(port, "vllm:external_prefix_cache_hits_total") == 0
@@ -140,14 +147,19 @@ def test_the_quick_start_serves_its_first_hits_from_both_tiers() -> None:
             # A step sends the stores of the one before.
             ask(port, "/v1/completions", {"model": str(model), "prompt": "x", "max_tokens": 2})
             now = stats()
-            return now["stored"] >= 4 * 10 and now["pending_writes"] == 0
+            return now["stored"] >= CHUNKS and now["pending_writes"] == 0
 
-        until(written, 60, f"not all is written: {stats()}")
-        assert json.loads(ask(port, "/reset_prefix_cache?reset_external=true", {}))["success"]
-        assert complete(port) == computed
-        served = [it["hits"] for it in stats()["tiers"]]
-        assert all(count > 0 for count in served), served
-        assert metric(port, "vllm:external_prefix_cache_hits_total") >= 4 * 640
+        until(written, 120, f"not all is written: {stats()}")
+        served = [0, 0]
+        # On a busy machine a tier's thread may yet come too late for a step.
+        for _ in range(10):
+            assert json.loads(ask(port, "/reset_prefix_cache?reset_external=true", {}))["success"]
+            assert complete(port) == computed
+            served = [it["hits"] for it in stats()["tiers"]]
+            if all(served):
+                break
+        assert all(served), served
+        assert metric(port, "vllm:external_prefix_cache_hits_total") >= CHUNKS * CHUNK_TOKENS
         print(f"FIGURE first completions to first hits from both tiers: {time.monotonic() - begun:.1f} s", flush=True)
     except BaseException:
         print(log.read_text()[-5000:])

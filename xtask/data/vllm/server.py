@@ -66,7 +66,7 @@ class Server:
                 raise TimeoutError("stores do not end")
             status = self.status()
             counts = ("pending_keys_count", "in_flight_task_count", "pending_writes")
-            calm = 0 if any(it for key in counts for it in _all(status, key)) else calm + 1
+            calm = 0 if any(it for key in counts for it in find_all(status, key)) else calm + 1
             time.sleep(0.2)
 
     def forget(self) -> None:
@@ -88,13 +88,18 @@ class Server:
             self._process.wait(5)
 
 
-def _all(value: Any, key: str) -> list[Any]:
+def find(value: Any, key: str) -> Any:
+    """The first value of this key, however deep; None without one."""
+    return next(iter(find_all(value, key)), None)
+
+
+def find_all(value: Any, key: str) -> list[Any]:
     """All values of this key, however deep."""
     if isinstance(value, dict):
         own = [value[key]] if key in value else []
-        return own + [it for inner in value.values() for it in _all(inner, key)]
+        return own + [it for inner in value.values() for it in find_all(inner, key)]
     if isinstance(value, list):
-        return [it for inner in value for it in _all(inner, key)]
+        return [it for inner in value for it in find_all(inner, key)]
     return []
 
 

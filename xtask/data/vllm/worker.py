@@ -13,7 +13,7 @@ import vllm_cpu
 from answering import drop_pages, serve
 from driver import Driver, Outcome
 from load import BLOCK, Ask, Shape, arrivals, blocks_of, fill, read
-from server import Server
+from server import Server, find
 from tiny_model import make
 from vllm_cpu import Vllm, tiering
 
@@ -56,8 +56,8 @@ class Worker:
         before, self._measured = shapes[: load["before"]], shapes[load["before"] :][: load["requests"]]
         self._stored = blocks_of(before)
         begun = time.monotonic()
-        # Who keeps nothing only warms up.
-        self._warm(before if transfer else before[:4])
+        # Who keeps nothing, or has it already, only warms up.
+        self._warm(before[:4] if transfer is None or order["stored"] else before)
         self._kept = self._files()
         return {"store_s": time.monotonic() - begun, "blocks": len(self._stored)}
 
@@ -106,7 +106,17 @@ class Worker:
             "ttft_s": [it.first_s for it in outcomes],
             "hit_tokens": sum(it.cached for it in outcomes),
             "prompt_tokens": sum(len(it.prompt) for it in asks),
+            "windows": self._windows(),
         }
+
+    def _windows(self) -> list[int] | None:
+        """Reads that each of our tiers has in flight, as learned by now."""
+        if self._server is not None:
+            stats = find(self._server.status(), "stats") or {}
+        else:
+            engine = getattr(self._engine.tier, "_engine", None) if "tier" in self._order else None
+            stats = engine.stats() if engine else {}
+        return [it["window"] for it in stats["tiers"]] if "tiers" in stats else None
 
     def on_cell(self, order: dict[str, Any]) -> dict[str, Any]:
         """The trace's next requests, at a rate; at none all arrive at once."""
@@ -131,6 +141,8 @@ class Worker:
     def on_close(self, order: dict[str, Any]) -> dict[str, Any]:
         if self._server is not None:
             self._server.close()
+        elif self._engine is not None:
+            self._engine.close()
         return {}
 
 

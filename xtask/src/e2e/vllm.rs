@@ -1,4 +1,5 @@
-//! A real vLLM on the processor: with the wheel as its secondary tier, and over LMCache's server.
+//! A real vLLM on the processor: with the wheel as its secondary tier, over LMCache's server, and as the README
+//! starts it.
 
 use anyhow::Result;
 
@@ -13,7 +14,13 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
             return Ok(());
         }
     };
-    for script in ["check_vllm.py", "check_vllm_claims.py", "check_vllm_lmcache.py"] {
+    let scripts = [
+        "check_vllm.py",
+        "check_vllm_claims.py",
+        "check_vllm_lmcache.py",
+        "check_vllm_quick_start.py",
+    ];
+    for script in scripts {
         python_tests(report, &venv, script, &[])?;
     }
     Ok(())

@@ -150,6 +150,7 @@ fn show(options: &Options, plan: &Plan, found: &Found) -> Result<()> {
         "device_mbps": found.device_mbps,
         "retrieval_share": found.shares.get("fs"),
         "retrieval_shares": found.shares,
+        "alone": found.alone,
         "recompute_requests_per_s": found.capacity_per_s,
         "failed": found.failed,
         "not_ahead": aims.iter().filter(|(met, _)| !met).map(|(_, what)| what).collect::<Vec<_>>(),

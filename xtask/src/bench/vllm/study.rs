@@ -51,6 +51,8 @@ pub(super) struct Found {
     pub(super) device_mbps: Vec<f64>,
     /// For each back end, the part of the time to first token that a request waits for its prefix, when it is alone.
     pub(super) shares: BTreeMap<&'static str, f64>,
+    /// What each answered when it was asked one request at a time.
+    pub(super) alone: BTreeMap<&'static str, Value>,
     /// Requests that recomputing does when it is never idle.
     pub(super) capacity_per_s: f64,
     pub(super) failed: Vec<Value>,
@@ -73,16 +75,17 @@ struct Cell {
 impl<'a> Study<'a> {
     pub(super) fn run(&'a self) -> Result<Found> {
         let mut found = Found::default();
-        let mut runners = self.open(&mut found)?;
+        // What learns from its devices learns from these.
         for (device, mbps) in self.devices.iter().zip(self.limits_mbps) {
             self.throttle.limit(&device.number, u64::from(mbps) * 1_000_000)?;
         }
+        let mut runners = self.open(&mut found)?;
         found.device_mbps = self.read_alone().unwrap_or_else(|error| {
             found.failed.push(json!({"backend": "alone", "why": format!("{error:#}")}));
             Vec::new()
         });
+        self.burst(&mut runners, &mut found)?;
         self.alone(&mut runners, &mut found)?;
-        found.capacity_per_s = self.capacity(&mut runners)?;
         println!("recomputing does {:.2} requests a second", found.capacity_per_s);
         for turn in 0..self.plan.reps {
             for (at, cell) in self.cells(turn, found.capacity_per_s).iter().enumerate() {
@@ -93,65 +96,92 @@ impl<'a> Study<'a> {
         Ok(found)
     }
 
-    /// All at once: they wait for the same imports.
+    /// All at once: they wait for the same imports. Ours are opened again over what they stored: a tier that is opened
+    /// empty has nothing to learn its device from, and would go on with the window that it begins with.
     fn open(&'a self, found: &mut Found) -> Result<Vec<Runner<'a>>> {
-        let mounts = [self.devices[0].mount.as_path(), self.devices[1].mount.as_path()];
-        let places = Places { home: self.home, trace: self.trace, mounts };
-        let begin = |name: &&'static str| {
-            let mut worker = Worker::start(&self.place, name)?;
-            worker.tell(&backends::open(name, &places, &self.plan.load))?;
-            Ok::<_, anyhow::Error>(worker)
-        };
-        let begun: Vec<_> = self.backends.iter().map(|name| (*name, begin(name))).collect();
+        let (ours, others): (Vec<_>, Vec<_>) =
+            self.backends.iter().copied().partition(|name| backends::is_ours(name));
+        let mut begun: Vec<_> =
+            self.backends.iter().map(|name| (*name, self.begin(name, false))).collect();
         let mut runners = Vec::new();
-        for (name, worker) in begun {
-            let opened = worker.and_then(|mut worker| Ok((worker.answer(OPEN_LIMIT)?, worker)));
-            match opened {
-                Ok((answer, worker)) => {
-                    println!(
-                        "{name}: {} chunks stored in {:.1} s",
-                        answer["blocks"],
-                        number(&answer, "store_s")
-                    );
-                    runners.push(Runner { name, worker });
+        for again in [false, true] {
+            for (name, worker) in begun.drain(..) {
+                let opened = worker.and_then(|mut worker| Ok((worker.answer(OPEN_LIMIT)?, worker)));
+                match opened {
+                    Ok((answer, worker)) if again || others.contains(&name) => {
+                        println!(
+                            "{name}: {} chunks in {:.1} s",
+                            answer["blocks"],
+                            number(&answer, "store_s")
+                        );
+                        runners.push(Runner { name, worker });
+                    }
+                    Ok(_) => {}
+                    Err(error) => self.lost(found, name, "open", &error)?,
                 }
-                Err(error) => self.lost(found, name, "open", &error)?,
+            }
+            if !again {
+                let failed = |name: &str| found.failed.iter().any(|it| it["backend"] == name);
+                let left = ours.iter().filter(|name| !failed(name));
+                begun = left.map(|name| (*name, self.begin(name, true))).collect();
             }
         }
+        runners.sort_by_key(|it| self.backends.iter().position(|name| *name == it.name));
         Ok(runners)
+    }
+
+    /// Has a worker open its engine; with everything stored, or over what an earlier one stored.
+    fn begin(&'a self, name: &'static str, stored: bool) -> Result<Worker<'a>> {
+        let mounts = [self.devices[0].mount.as_path(), self.devices[1].mount.as_path()];
+        let places = Places { home: self.home, trace: self.trace, mounts };
+        let mut order = backends::open(name, &places, &self.plan.load);
+        order["stored"] = json!(stored);
+        let mut worker = Worker::start(&self.place, name)?;
+        worker.tell(&order)?;
+        Ok(worker)
+    }
+
+    /// All requests at once, for everybody to warm up; of recomputing, or of who is there, it says what it can do.
+    fn burst(&self, runners: &mut Vec<Runner<'_>>, found: &mut Found) -> Result<()> {
+        let cell = Cell { name: "burst".to_owned(), rate: 0.0, cv: 1.0, per_s: 0.0 };
+        let answers = self.all(runners, &cell.name, &self.order(&cell), found)?;
+        let answer = answers.iter().find(|(name, _)| *name == RECOMPUTE).or(answers.first());
+        let (_, answer) = answer.context("no back end is left")?;
+        found.capacity_per_s = number(answer, "requests") / number(answer, "seconds");
+        ensure!(found.capacity_per_s.is_finite(), "requests failed in the burst: {answer}");
+        Ok(())
     }
 
     /// How long one request at a time waits for its prefix.
     fn alone(&self, runners: &mut Vec<Runner<'_>>, found: &mut Found) -> Result<()> {
-        let mut lost = Vec::new();
-        for runner in runners.iter_mut() {
-            let order = json!({"do": "alone", "requests": ALONE_REQUESTS});
-            match self.prepared(runner, &order) {
-                Ok((answer, _)) => {
-                    let sum = |key: &str| -> f64 {
-                        answer[key].as_array().into_iter().flatten().filter_map(Value::as_f64).sum()
-                    };
-                    found.shares.insert(runner.name, sum("retrieval_s") / sum("ttft_s"));
-                }
-                Err(error) => {
-                    self.lost(found, runner.name, "alone", &error)?;
-                    lost.push(runner.name);
-                }
-            }
+        let order = json!({"do": "alone", "requests": ALONE_REQUESTS});
+        for (name, answer) in self.all(runners, "alone", &order, found)? {
+            let sum = |key: &str| -> f64 {
+                answer[key].as_array().into_iter().flatten().filter_map(Value::as_f64).sum()
+            };
+            found.shares.insert(name, sum("retrieval_s") / sum("ttft_s"));
+            found.alone.insert(name, answer);
         }
-        runners.retain(|it| !lost.contains(&it.name));
         Ok(())
     }
 
-    /// Of recomputing, or of who is there.
-    fn capacity(&self, runners: &mut [Runner<'_>]) -> Result<f64> {
-        let at = runners.iter().position(|it| it.name == RECOMPUTE).unwrap_or(0);
-        let runner = runners.get_mut(at).context("no back end is left")?;
-        let cell = Cell { name: "capacity".to_owned(), rate: 0.0, cv: 1.0, per_s: 0.0 };
-        let (answer, _) = self.prepared(runner, &self.order(&cell))?;
-        let per_s = number(&answer, "requests") / number(&answer, "seconds");
-        ensure!(per_s.is_finite(), "requests failed while the capacity was measured: {answer}");
-        Ok(per_s)
+    /// Has each do it, one after another. Who fails is out.
+    fn all(
+        &self,
+        runners: &mut Vec<Runner<'_>>,
+        what: &str,
+        order: &Value,
+        found: &mut Found,
+    ) -> Result<Vec<(&'static str, Value)>> {
+        let mut answers = Vec::new();
+        for runner in runners.iter_mut() {
+            match self.prepared(runner, order) {
+                Ok((answer, _)) => answers.push((runner.name, answer)),
+                Err(error) => self.lost(found, runner.name, what, &error)?,
+            }
+        }
+        runners.retain(|it| answers.iter().any(|(name, _)| *name == it.name));
+        Ok(answers)
     }
 
     fn cells(&self, turn: u32, capacity_per_s: f64) -> Vec<Cell> {
