@@ -49,9 +49,9 @@ const RATES: [f64; 3] = [0.5, 0.8, 1.0];
 /// Coefficients of variation of the pauses between requests.
 const CVS: [f64; 2] = [1.0, 4.0];
 /// Chunks that a request leaves at most, on average.
-const NEW_CHUNKS: u64 = 10;
+const NEW_CHUNKS: u64 = 7;
 /// Chunks that are stored before, for each request; later ones have less that is new.
-const OLD_CHUNKS: u64 = 8;
+const OLD_CHUNKS: u64 = 6;
 /// With five engines and two servers.
 const MEMORY_GIB: f64 = 9.0;
 
