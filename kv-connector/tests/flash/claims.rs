@@ -1,11 +1,17 @@
 //! Claims: recorded while a request waits, staged before it is read, within the budget, given up in every state.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kv_chunk::ChunkKey;
-use kv_connector::{ByteSize, ClaimStatus, Config, Engine, FlashPolicy, FlashSection};
+use kv_connector::{
+    ByteSize, ClaimStatus, Config, Engine, FlashPolicy, FlashSection, LoadQueue, QueueSection,
+    Wanted,
+};
 
-use crate::common::{CHUNK_BYTES, config, directory, fill, keys, load, locked_bytes};
+use crate::common::{CHUNK_BYTES, config, directory, fill, keys, load, locked_bytes, payload_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const NOW: Option<Duration> = Some(Duration::ZERO);
@@ -230,4 +236,57 @@ fn claims_show_in_metrics_and_in_json() {
     let json = serde_json::to_value(&stats).unwrap();
     let claims = &json["tiers"][0]["claims"];
     assert_eq!((&claims["policy"], &claims["late"]), (&"tempo_q".into(), &1.into()));
+}
+
+#[test]
+fn a_queued_load_ends_a_claim_when_its_chunks_have_landed() {
+    let (_directory, engine, keys) = opened(|_| {});
+    let engine = Arc::new(engine);
+    let queue = LoadQueue::new(Arc::clone(&engine), &QueueSection::default()).unwrap();
+    engine.claim("r", &keys[..4], NOW);
+    until(&engine, |status| status.states["ready"] == 1);
+    let wants = keys[..4].iter().map(|key| Wanted::new(key.clone(), CHUNK_BYTES)).collect();
+    let fetch = queue.submit(wants);
+    let end = Instant::now() + Duration::from_secs(30);
+    let hits = loop {
+        let taken = fetch.take(|place, bytes| assert!(bytes == payload_of(&keys[place])));
+        if let Some(hits) = taken {
+            break hits;
+        }
+        assert!(Instant::now() < end);
+        fetch.wait(Duration::from_millis(100));
+    };
+    assert_eq!(hits, [true; 4]);
+    let status = until(&engine, |status| status.released == 1 && status.protected_bytes == 0);
+    assert_eq!((status.protected_chunks, status.early, status.late), (4, 1, 0));
+}
+
+#[test]
+fn kvbraid_stat_shows_claims() {
+    let directory = directory();
+    let (path, file) = (directory.path().join("flash"), directory.path().join("kvbraid.toml"));
+    let socket = directory.path().join("engine.sock");
+    let text = format!(
+        "[engine]\nchunk_bytes_max = \"1 MiB\"\nhost_cache = 0\nstaging = \"16 MiB\"\nsocket = {socket:?}\n\
+         [[tier]]\nname = \"f\"\nkind = \"flash\"\npath = {path:?}\ncapacity = \"64 MiB\"\n"
+    );
+    std::fs::write(&file, &text).unwrap();
+    let engine = Engine::open(Config::from_toml(&text).unwrap()).unwrap();
+    fill(&engine, &keys(0..4));
+    engine.claim("r", &keys(0..4), Some(HOUR));
+    let stat = |more: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvbraid"));
+        let output = command.args(["stat", more, "--config"]).arg(&file).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let shown = stat("--prometheus");
+    assert!(shown.contains("kvbraid_claims{tier=\"f\",state=\"recorded\"} 1"), "{shown}");
+    let json: serde_json::Value = serde_json::from_str(&stat("--json")).unwrap();
+    assert_eq!(json["tiers"][0]["claims"]["states"]["recorded"], 1, "{json}");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvbraid"));
+    let output = command.args(["stat", "--config"]).arg(&file).output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    for words in ["1 (recorded 1)", "1 recorded, 0 ready", "of 16.0 MiB (tempo_q, "] {
+        assert!(shown.contains(words), "no `{words}` in\n{shown}");
+    }
 }
