@@ -41,7 +41,7 @@ mod find;
 pub use crate::shared::Seek;
 
 pub use self::claims::Claimed;
-pub use crate::flash::{ClaimStatus, FlashParts, TierParts};
+pub use crate::flash::{ClaimStatus, FlashParts, RequestWork, Schedule, TierParts};
 
 /// Reads and writes chunks on all tiers of a node. Shared by reference between any number of threads.
 ///

@@ -9,17 +9,24 @@ use crate::{EngineError, TierConfig, directory::Directory};
 
 mod desk;
 mod open;
+mod plan;
+mod policy;
 mod ready;
 mod retrieving;
+mod schedule;
 mod status;
 mod uses;
 mod worker;
 
-pub use self::status::ClaimStatus;
 pub(crate) use self::{
     desk::Desk,
     open::{open, open_to_look},
+    policy::{ByChance, UsualBytes},
     retrieving::Retrieving,
+};
+pub use self::{
+    schedule::{RequestWork, Schedule},
+    status::ClaimStatus,
 };
 
 /// A tier made by the caller. What stages claims on it comes with it, where there is such a thing.

@@ -65,7 +65,7 @@ pub use crate::{
     clock::{jump_clock, now_ns},
     config::{Config, EngineConfig, QueueSection, SharedSection, TierConfig, TierKind},
     config::{FlashPolicy, FlashReservation, FlashSection, TailPolicy, ThrottleSection},
-    engine::{ClaimStatus, Claimed, Engine, FlashParts, Seek, TierParts},
+    engine::{ClaimStatus, Claimed, Engine, FlashParts, RequestWork, Schedule, Seek, TierParts},
     error::EngineError,
     event::{Event, Observer},
     lease::{Lease, LockTable},

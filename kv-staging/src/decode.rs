@@ -61,6 +61,8 @@ pub struct Work {
     pub retrieval_ns: u64,
     /// Its prefill, during which nothing is decoded.
     pub prefill_ns: u64,
+    /// The most tokens that it may write, if there is such a limit. Before any output is known, it writes so many.
+    pub tokens_max: Option<u64>,
 }
 
 /// Projects a batch that decodes together and is refilled first come first served, in tokens.
@@ -143,7 +145,7 @@ impl DecodeProjection {
 
     /// `claim`'s running request has written `tokens` so far; 0 means that its prefill is done.
     pub fn progress(&mut self, claim: ClaimId, tokens: u64, now_ns: u64) {
-        if let Some(running) = self.running.iter_mut().find(|running| running.claim == claim) {
+        if let Some(running) = self.running.iter_mut().rfind(|running| running.claim == claim) {
             running.tokens = Some(tokens);
         }
         self.touch(now_ns);
@@ -218,7 +220,7 @@ impl DecodeProjection {
         };
         for running in &self.running {
             let written = running.tokens.unwrap_or(0);
-            let left = self.left_micro(running.claim, scenario, written);
+            let left = self.left_micro(running.claim, running.work, scenario, written);
             if running.tokens.is_some() {
                 batch.decoding.push(left);
             } else {
@@ -230,10 +232,16 @@ impl DecodeProjection {
         batch
     }
 
-    fn left_micro(&self, claim: ClaimId, scenario: &Scenario, written: u64) -> u64 {
+    fn left_micro(&self, claim: ClaimId, work: Work, scenario: &Scenario, written: u64) -> u64 {
         let left = match self.options.outputs {
             Outputs::Mean => self.lengths.mean_left(written),
             Outputs::Drawn => self.lengths.draw_left(scenario.rank(claim), scenario.count, written),
+        };
+        let most = work.tokens_max.map(|tokens| tokens.saturating_sub(written));
+        let left = match most {
+            Some(most) if self.lengths.is_empty() => most,
+            Some(most) => left.min(most),
+            None => left,
         };
         left.saturating_mul(MICRO)
     }
@@ -312,7 +320,7 @@ impl Batch<'_> {
             while self.decoding.len() + self.loading.len() < options.slots.max(1) {
                 let Some((position, next)) = queue.next() else { return };
                 started(position, now_ns);
-                let left = self.projection.left_micro(next.claim, &self.scenario, 0);
+                let left = self.projection.left_micro(next.claim, next.work, &self.scenario, 0);
                 let ready_ns = now_ns.saturating_add(next.work.retrieval_ns);
                 self.loading.push((ready_ns, next.work.prefill_ns, left));
             }

@@ -26,6 +26,10 @@ impl Lengths {
         Self { max: max.max(1), latest: VecDeque::new(), sorted: Vec::new(), sum: 0 }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.latest.is_empty()
+    }
+
     pub(crate) fn learn(&mut self, tokens: u64) {
         // So bounded, sums do not overflow.
         let tokens = tokens.min(1 << 40);

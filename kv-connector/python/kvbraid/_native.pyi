@@ -226,6 +226,26 @@ class Engine:
     def revise(self, times_s: Mapping[str, float | None]) -> int:
         """Other times until use, by request; how many of these have a claim."""
 
+    def schedule(
+        self,
+        running: Sequence[tuple[str, int, int, int | None]],
+        waiting: Sequence[tuple[str, int, int, int | None]],
+        *,
+        slots: int,
+        iteration_s: float,
+        iteration_s_per_request: float = 0.0,
+        prompt_token_s: float = 0.0,
+        read_ahead: int = 0,
+        ended: Sequence[int] = (),
+    ) -> int:
+        """What a scheduler runs and has waiting after an iteration; how many claims it names.
+
+        Each request is its name, the tokens of its prompt still to be computed (without those to be read), those written so
+        far, and the most that it may write. Waiting ones come in the order in which they will start; `read_ahead` of them
+        begin to read with the first. `ended` are the lengths of outputs that ended by themselves since the last call.
+        The engine projects when claims are used and how likely; this replaces the times given with them.
+        """
+
     def cancel(self, request: str) -> bool:
         """Gives up what a request claimed, in any state; whether it had a claim."""
 

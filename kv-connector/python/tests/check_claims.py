@@ -41,7 +41,7 @@ def claims(engine: Engine) -> dict[str, Any]:
     return engine.stats()["tiers"][0]["claims"]
 
 
-def until(engine: Engine, **wanted: int) -> dict[str, Any]:
+def until(engine: Engine, **wanted: int | str) -> dict[str, Any]:
     """Waits for these counters; a word of `states` counts as one."""
     end = time.monotonic() + 30.0
     while True:
@@ -74,6 +74,25 @@ def test_a_claim_is_staged_when_its_time_comes_and_ended_by_its_load(directory: 
         assert (found["early"], found["late"], found["protected_chunks"]) == (1, 0, 8)
 
 
+def test_a_schedule_says_when_claims_are_used(directory: Path) -> None:
+    with opened(directory) as engine:
+        assert claims(engine)["use_by"] == "times"
+        running, waiting = ("a", 0, 10, None), [("r", 40, 0, 100), ("other", 40, 0, None)]
+        engine.claim("r", keys(8), LATER_S)
+        named = engine.schedule([running], waiting, slots=1, iteration_s=1.0, prompt_token_s=0.001, ended=[500, 500])
+        assert named == 1
+        until(engine, use_by="tokens", schedules=1)
+        time.sleep(0.1)
+        assert until(engine, recorded=1)["staged_chunks"] == 0
+        # The slot is as good as free.
+        engine.schedule([("a", 0, 500, None)], waiting, slots=1, iteration_s=1.0, read_ahead=2)
+        until(engine, ready=1, schedules=2)
+        load(engine, 8)
+        assert until(engine, released=1)["protected_chunks"] == 8
+        raises(TypeError, "", engine.schedule, [("a", 0, 500)], [], slots=1, iteration_s=1.0)
+        assert engine.schedule([], [], slots=0, iteration_s=-1.0) == 0
+
+
 def test_what_is_not_staged_is_read_all_the_same(directory: Path) -> None:
     with opened(directory) as engine:
         engine.claim("r", keys(4), LATER_S)
@@ -99,7 +118,12 @@ def test_wrong_arguments_and_a_closed_engine_are_told(directory: Path) -> None:
     raises(TypeError, "", engine.revise, {"r": "soon"})
     engine.claim("r", keys(4), 0.0)
     engine.close()
-    for call in (lambda: engine.claim("r", keys(1)), lambda: engine.revise({"r": 1.0}), lambda: engine.cancel("r")):
+    for call in (
+        lambda: engine.claim("r", keys(1)),
+        lambda: engine.revise({"r": 1.0}),
+        lambda: engine.schedule([], [], slots=1, iteration_s=1.0),
+        lambda: engine.cancel("r"),
+    ):
         raises(kvbraid.ClosedError, "closed", call)
     assert locked(directory) == []
 

@@ -1,4 +1,4 @@
-"""A real vLLM with a queue of 40 requests over a tier of kind flash, and the timeline that its claims follow."""
+"""A real vLLM with a queue of 40 requests over a tier of kind flash, and the costs that its claims follow."""
 
 from __future__ import annotations
 
@@ -120,21 +120,17 @@ def opened(transfer: dict[str, Any]) -> Vllm:
     return engine
 
 
-def test_the_first_slot_to_be_free_says_when_the_queue_is_read() -> None:
-    from kvbraid.vllm.timeline import Timeline, Work
+def test_costs_are_learned_from_steps_and_outputs_told_once() -> None:
+    from kvbraid.vllm.timeline import Timeline
 
-    line = Timeline(slots=2, chunks_above=5)
+    line = Timeline()
+    assert (line.step_s, line.token_s) == (0.0, 0.0)
     line.stepped(0.1, 2, 2)
     line.stepped(1.1, 100, 2)
-    for length in (10, 20, 30):
+    assert (round(line.step_s, 6), round(line.token_s, 6)) == (0.1, 0.01)
+    for length in range(300):
         line.finished(length)
-    running = [Work("a", 0, 4, 100), Work("b", 0, 15, 100)]
-    waiting = [Work(f"w{n}", 50, 0, 100, chunks=2) for n in range(4)]
-    times = line.project(running, waiting)
-    # b makes 5 more, a 6 more; what finds no room above waits for its own slot.
-    assert [round(times[f"w{n}"], 3) for n in range(3)] == [0.5, 0.5, 2.0], times
-    assert line.project(running[:1], waiting)["w0"] == 0.0
-    assert line.project([], []) == {}
+    assert line.ended == list(range(44, 300))
 
 
 def test_tokens_and_order_without_claims() -> None:
@@ -162,10 +158,13 @@ def test_claims_are_recorded_while_requests_wait_and_revised_each_step() -> None
     found = claims(engine)
     assert found["recorded"] == sum(found["states"].values()) == QUEUE, found
     assert found["staged_chunks"] == found["released"] == 0, found
-    revised = found["revised"]
+    revised, schedules = found["revised"], found["schedules"]
+    assert schedules > 0, found
     for n in range(1, 4):
         queue.step()
-        assert claims(engine)["revised"] == revised + n * QUEUE, claims(engine)
+        found = claims(engine)
+        assert (found["revised"], found["schedules"]) == (revised + n * QUEUE, schedules + n), found
+    assert (found["policy"], found["use_by"]) == ("tempo_q", "tokens"), found
     queue.run()
     found = claims(engine)
     assert found["released"] == QUEUE and found["states"]["recorded"] == 0, found
@@ -198,7 +197,7 @@ def test_a_failure_in_the_claims_costs_the_claims_only() -> None:
     engine = Shared.engine
     engine.forget()
     connector = engine.core.scheduler.connector
-    connector.claims._timeline.project = lambda *_: 1 / 0
+    connector.claims._work = lambda *_: 1 / 0
     queue = whole_run(engine)
     queue.run()
     assert connector.claims is None

@@ -8,7 +8,7 @@ use super::Engine;
 use crate::{
     Lease,
     clock::{now_ns, ns_of},
-    flash::Desk,
+    flash::{Desk, Schedule},
 };
 
 /// What a claim found on tiers of kind flash.
@@ -87,6 +87,21 @@ impl Engine {
         let use_at_ns = use_at_ns(time_to_use);
         let revise = |had, desk: &Arc<Desk>| desk.revise(request, use_at_ns) | had;
         self.shared.is_usable() && self.desks().fold(false, revise)
+    }
+
+    /// Says what the caller's scheduler runs and has waiting, after each of its iterations: for the claims of requests that it
+    /// names this replaces all other times until use. From tokens the engine knows the *chance* that a claim is used before
+    /// it could be ready, and policy `tempo_q` weighs it against the bytes; without a schedule it goes by a low quantile.
+    /// A claim that the last schedule does not name, and whose caller has given no time, waits for the next.
+    ///
+    /// Returns how many claims it names. Costs the caller a look-up for each waiting request; the projection is made by
+    /// another thread, of the latest schedule only.
+    pub fn schedule(&self, schedule: Schedule) -> usize {
+        if !self.shared.is_usable() {
+            return 0;
+        }
+        let schedule = Arc::new(schedule);
+        self.desks().map(|desk| desk.schedule(&schedule)).sum()
     }
 
     /// Gives up what `request` claimed, in any state: what is being staged or read stays protected until that is done.

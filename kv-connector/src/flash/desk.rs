@@ -8,9 +8,14 @@ use std::{
 
 use kv_chunk::Digest;
 use kv_cxl::Places;
-use kv_staging::{ClaimId, ClaimState, Controller, Effect, Object, ObjectId, Retrieval};
+use kv_staging::{
+    ClaimId, ClaimState, Controller, Effect, Object, ObjectId, Retrieval, TimeToReady, TimeToUse,
+};
 
 use super::{
+    plan::{OUTPUTS_MAX, Plan},
+    policy::UsualBytes,
+    schedule::Schedule,
     status::{ClaimStatus, Told},
     uses::Uses,
 };
@@ -33,7 +38,12 @@ pub(crate) struct Desk {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) controller: Controller,
-    pub(super) uses: Uses,
+    uses: Uses,
+    /// The latest that nobody has projected yet, and when it was told.
+    schedule: Option<(u64, Arc<Schedule>)>,
+    /// Of ended requests, in tokens, the latest last.
+    outputs: VecDeque<u64>,
+    usual: UsualBytes,
     by_request: HashMap<Arc<str>, ClaimId>,
     held: HashMap<ClaimId, Held>,
     /// Who claimed a chunk that nobody has read since.
@@ -50,6 +60,7 @@ pub(super) struct State {
     expired: u64,
     refused: u64,
     revised: u64,
+    schedules: u64,
     protected_chunks: u64,
     demand_chunks: u64,
 }
@@ -79,9 +90,13 @@ pub(super) fn digest_of(object: ObjectId) -> Digest {
 
 impl Desk {
     pub(super) fn new(section: FlashSection, capacity: ByteSize, places: Places) -> Self {
+        let usual = UsualBytes::default();
         let state = State {
-            controller: section.controller(capacity),
+            controller: section.controller(capacity, usual.clone()),
             uses: Uses::new(section.quantile_percent()),
+            schedule: None,
+            outputs: VecDeque::new(),
+            usual,
             by_request: HashMap::new(),
             held: HashMap::new(),
             unread: HashMap::new(),
@@ -93,6 +108,7 @@ impl Desk {
             expired: 0,
             refused: 0,
             revised: 0,
+            schedules: 0,
             protected_chunks: 0,
             demand_chunks: 0,
         };
@@ -149,6 +165,47 @@ impl Desk {
         }
         self.ring(&mut state);
         true
+    }
+
+    /// What the scheduler runs and has waiting; gives how many claims it names.
+    pub(crate) fn schedule(&self, schedule: &Arc<Schedule>) -> usize {
+        let mut state = lock_plain(&self.state);
+        if state.gone || state.close_by_ns.is_some() {
+            return 0;
+        }
+        let now_ns = now_ns();
+        state.outputs.extend(&schedule.ended);
+        let excess = state.outputs.len().saturating_sub(OUTPUTS_MAX);
+        state.outputs.drain(..excess);
+        let mut named = 0;
+        for it in &schedule.waiting {
+            let Some(id) = state.by_request.get(&*it.request).copied() else { continue };
+            named += 1;
+            if let Some(held) = state.held.get_mut(&id) {
+                held.touched_ns = now_ns;
+            }
+        }
+        state.schedules += 1;
+        state.revised += named as u64;
+        state.schedule = Some((now_ns, Arc::clone(schedule)));
+        self.ring(&mut state);
+        named
+    }
+
+    /// Projects a schedule that was not yet. Outside of the lock: callers do not wait for it.
+    pub(super) fn follow(&self, plan: Option<Plan>, now_ns: u64) -> Option<Plan> {
+        let news = self.locked(|state| {
+            let (as_of_ns, schedule) = state.schedule.take()?;
+            Some((as_of_ns, schedule, state.outputs.clone()))
+        });
+        let plan = match news {
+            Some((as_of_ns, schedule, outputs)) => {
+                let quantile_percent = self.section.quantile_percent();
+                Some(Plan::new(&schedule, as_of_ns, outputs, quantile_percent))
+            }
+            None => plan,
+        };
+        plan.filter(|plan| !plan.is_stale(now_ns))
     }
 
     /// Gives the request's claim up, in any state. False: it has none here.
@@ -214,6 +271,7 @@ impl Desk {
         state.held.clear();
         state.unread.clear();
         state.effects.clear();
+        state.schedule = None;
     }
 
     pub(super) fn locked<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
@@ -235,6 +293,7 @@ impl Desk {
             (state.expired, state.refused, state.revised);
         (status.protected_chunks, status.demand_chunks) =
             (state.protected_chunks, state.demand_chunks);
+        status.schedules = state.schedules;
         status
     }
 
@@ -244,7 +303,40 @@ impl Desk {
     }
 }
 
+/// Time until use of all claims: by the schedule that names them, else as their callers said, else, where there is no
+/// schedule, by the pace of the retrievals so far.
+struct Outlooks<'a> {
+    plan: Option<&'a Plan>,
+    uses: &'a Uses,
+    held: &'a HashMap<ClaimId, Held>,
+}
+
+impl TimeToUse for Outlooks<'_> {
+    fn time_to_use_ns(&self, claim: ClaimId, now_ns: u64) -> Option<u64> {
+        let Some(plan) = self.plan else { return self.uses.time_to_use_ns(claim, now_ns) };
+        let planned = plan.time_to_use_ns(&self.held.get(&claim)?.request, now_ns);
+        planned.or_else(|| self.uses.told_time_to_use_ns(claim, now_ns))
+    }
+
+    /// Of one time nobody knows how likely it is.
+    fn use_chance_permille(&self, claim: ClaimId, within_ns: u64, now_ns: u64) -> Option<u32> {
+        self.plan?.use_chance_permille(&self.held.get(&claim)?.request, within_ns, now_ns)
+    }
+}
+
 impl State {
+    /// Has the controller look at all claims.
+    pub(super) fn look(&mut self, plan: Option<&Plan>, ready: &dyn TimeToReady, now_ns: u64) {
+        // The first schedule came this moment: it decides.
+        if plan.is_none() && self.schedule.is_some() {
+            return;
+        }
+        let outlooks = Outlooks { plan, uses: &self.uses, held: &self.held };
+        let mut effects = Vec::new();
+        self.controller.tick(now_ns, &outlooks, ready, &mut effects);
+        self.note(effects, now_ns);
+    }
+
     /// Keeps what the controller said: work for the thread, and claims that are gone.
     pub(super) fn note(&mut self, effects: Vec<Effect>, now_ns: u64) {
         for effect in effects {
@@ -284,6 +376,7 @@ impl State {
         let Some(claim) = self.controller.claim(id) else { return (0, 0) };
         let objects: Box<[ObjectId]> = claim.objects().iter().map(|object| object.id).collect();
         let counted = (objects.len() as u64, claim.bytes());
+        self.usual.recorded(counted.1);
         for object in &objects {
             self.unread.entry(*object).or_default().push(id);
         }

@@ -18,6 +18,9 @@ pub struct ClaimStatus {
     pub reservation: FlashReservation,
     /// What keeps staged bytes there: `hard`, `advisory` (the process may not lock memory) or `none`.
     pub protection: &'static str,
+    /// What times until use are projected from: `tokens` (of a schedule), or `times` (as callers say, or the pace of the
+    /// retrievals so far).
+    pub use_by: &'static str,
     /// Most bytes that may be protected.
     pub budget_bytes: u64,
     /// Bytes that count in it now.
@@ -38,6 +41,8 @@ pub struct ClaimStatus {
     pub recorded: u64,
     /// Times that a caller said another time of use.
     pub revised: u64,
+    /// Schedules told.
+    pub schedules: u64,
     /// Chosen to be staged.
     pub committed: u64,
     /// Of which everything became ready.
@@ -86,6 +91,7 @@ pub(super) struct Told {
     pub(super) staged_bytes: u64,
     pub(super) failed_chunks: u64,
     pub(super) bytes_per_s: u64,
+    pub(super) by_tokens: bool,
 }
 
 impl ClaimStatus {
@@ -108,6 +114,7 @@ impl ClaimStatus {
             policy: section.policy,
             reservation: section.reservation,
             protection: told.protection,
+            use_by: if told.by_tokens { "tokens" } else { "times" },
             budget_bytes: budget.capacity_bytes(),
             reserved_bytes: budget.protected_bytes(),
             reserved_bytes_max: report.peak_bytes,

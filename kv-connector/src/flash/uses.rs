@@ -69,10 +69,18 @@ impl Uses {
     }
 }
 
+impl Uses {
+    /// As its caller said.
+    pub(super) fn told_time_to_use_ns(&self, claim: ClaimId, now_ns: u64) -> Option<u64> {
+        self.told_ns.get(&claim).map(|at_ns| at_ns.saturating_sub(now_ns))
+    }
+}
+
 impl TimeToUse for Uses {
     fn time_to_use_ns(&self, claim: ClaimId, now_ns: u64) -> Option<u64> {
-        if let Some(at_ns) = self.told_ns.get(&claim) {
-            return Some(at_ns.saturating_sub(now_ns));
+        let told = self.told_time_to_use_ns(claim, now_ns);
+        if told.is_some() {
+            return told;
         }
         if self.waiting > QUEUE_MAX {
             return None;

@@ -16,6 +16,7 @@ use kv_staging::{Effect, Object, ObjectId};
 
 use super::{
     desk::{Desk, digest_of},
+    plan::Plan,
     ready::Ready,
     status::Told,
 };
@@ -35,6 +36,8 @@ struct Worker {
     directory: Arc<Directory>,
     tier: u8,
     ready: Ready,
+    /// What the latest schedule says.
+    plan: Option<Plan>,
     /// Who protects what: protection does not nest.
     pins: GranuleCounts,
     held: HashMap<ObjectId, Pin>,
@@ -77,6 +80,7 @@ pub(super) fn spawn(
     let mut worker = Worker {
         pins: GranuleCounts::new(memory.caps().stage_granule_bytes),
         ready: Ready::new(desk.section().staging_bytes_per_s.0),
+        plan: None,
         memory,
         desk: Arc::clone(desk),
         directory: Arc::clone(directory),
@@ -175,9 +179,11 @@ impl Worker {
 
     /// Tells the books what happened, and learns what is to be done. True if a claim waits for its time.
     fn look_into_books(&mut self, now_ns: u64) -> bool {
-        let Self { desk, ready, answers, todo, told, .. } = self;
+        self.plan = self.desk.follow(self.plan.take(), now_ns);
+        let Self { desk, ready, plan, answers, todo, told, .. } = self;
         self.ticked_ns = now_ns;
         told.bytes_per_s = ready.bytes_per_s();
+        told.by_tokens = plan.is_some();
         let (closing, waiting) = desk.locked(|state| {
             let mut effects = Vec::new();
             for (object, is_ready) in answers.drain(..) {
@@ -191,9 +197,7 @@ impl Worker {
             }
             state.note(effects, now_ns);
             state.expire(desk.section(), now_ns);
-            let mut effects = Vec::new();
-            state.controller.tick(now_ns, &state.uses, &*ready, &mut effects);
-            state.note(effects, now_ns);
+            state.look(plan.as_ref(), &*ready, now_ns);
             todo.extend(state.effects.drain(..));
             state.told = told.clone();
             (state.close_by_ns.is_some(), state.is_waiting())

@@ -22,10 +22,14 @@ use super::{
     source::Source,
 };
 use crate::{
-    CloseReport, Engine, EngineError, LoadQueue, LockTable, StoreRefusal, Stored, Wanted,
+    CloseReport, Engine, EngineError, LoadQueue, LockTable, RequestWork, Schedule, StoreRefusal,
+    Stored, Wanted,
     inspect::{PurgeRequest, Selector},
     sync::lock_plain,
 };
+
+/// A request of a scheduler: its name, tokens of its prompt to compute, tokens written, and the most that it may write.
+type WorkTuple = (String, u64, u64, Option<u64>);
 
 /// Chunks, and a buffer for each.
 type Request<'py> = (Vec<Bound<'py, PyKey>>, Vec<Bound<'py, PyAny>>);
@@ -267,6 +271,36 @@ impl PyEngine {
         guard(|| Ok(py.detach(|| times_s.iter().filter(|it| revise(*it)).count())))
     }
 
+    /// What a scheduler runs and has waiting; the number of claims named.
+    #[pyo3(signature = (running, waiting, *, slots, iteration_s, iteration_s_per_request = 0.0, prompt_token_s = 0.0,
+                        read_ahead = 0, ended = Vec::new()))]
+    #[expect(clippy::too_many_arguments, reason = "named by the caller")]
+    fn schedule(
+        &self,
+        py: Python<'_>,
+        running: Vec<WorkTuple>,
+        waiting: Vec<WorkTuple>,
+        slots: usize,
+        iteration_s: f64,
+        iteration_s_per_request: f64,
+        prompt_token_s: f64,
+        read_ahead: usize,
+        ended: Vec<u64>,
+    ) -> PyResult<usize> {
+        let live = self.live()?;
+        let schedule = Schedule {
+            slots,
+            iteration: seconds(iteration_s),
+            iteration_per_request: seconds(iteration_s_per_request),
+            prompt_token: seconds(prompt_token_s),
+            running: running.into_iter().map(work).collect(),
+            waiting: waiting.into_iter().map(work).collect(),
+            read_ahead,
+            ended,
+        };
+        guard(|| Ok(py.detach(|| live.engine.schedule(schedule))))
+    }
+
     /// Gives up what a request claimed; whether it had a claim.
     fn cancel(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
         let live = self.live()?;
@@ -354,6 +388,10 @@ impl PyEngine {
     ) -> PyResult<()> {
         self.close(py, None).map(drop)
     }
+}
+
+fn work((request, prompt_tokens, output_tokens, output_tokens_max): WorkTuple) -> RequestWork {
+    RequestWork { request, prompt_tokens, output_tokens, output_tokens_max }
 }
 
 impl PyEngine {

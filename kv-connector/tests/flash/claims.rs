@@ -39,7 +39,9 @@ fn with(config: &mut Config, change: impl FnOnce(&mut FlashSection)) {
     config.tiers[0].flash = Some(section);
 }
 
-fn opened(change: impl FnOnce(&mut FlashSection)) -> (tempfile::TempDir, Engine, Vec<ChunkKey>) {
+pub(crate) fn opened(
+    change: impl FnOnce(&mut FlashSection),
+) -> (tempfile::TempDir, Engine, Vec<ChunkKey>) {
     let directory = directory();
     let mut config = config(&directory.path().join("flash"));
     with(&mut config, change);
@@ -286,7 +288,7 @@ fn kvbraid_stat_shows_claims() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvbraid"));
     let output = command.args(["stat", "--config"]).arg(&file).output().unwrap();
     let shown = String::from_utf8(output.stdout).unwrap();
-    for words in ["1 (recorded 1)", "1 recorded, 0 ready", "of 16.0 MiB (tempo_q, "] {
+    for words in ["1 (recorded 1)", "1 recorded, 0 ready", "of 16.0 MiB (tempo_q by times, "] {
         assert!(shown.contains(words), "no `{words}` in\n{shown}");
     }
 }

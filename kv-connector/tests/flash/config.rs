@@ -59,6 +59,7 @@ fn bad_fields_are_refused_by_name() {
         ("margin_percent = 10001", "tier[0].flash.margin_percent", "0 to 10000"),
         ("margin_ms = 3600001", "tier[0].flash.margin_ms", "0 to"),
         ("quantile_percent = 0", "tier[0].flash.quantile_percent", "1 to 100"),
+        ("late_price_percent = 0", "tier[0].flash.late_price_percent", "1 to"),
         ("claims_max = 0", "tier[0].flash.claims_max", "1 to"),
         ("claim_deadline_ms = 5", "tier[0].flash.claim_deadline_ms", "1000 to"),
         ("in_flight_bytes = 0", "tier[0].flash.in_flight_bytes", "64 MiB"),

@@ -6,6 +6,7 @@ mod claims;
 mod common;
 mod config;
 mod faults;
+mod schedule;
 mod store;
 #[path = "../../src/testing.rs"]
 mod testing;

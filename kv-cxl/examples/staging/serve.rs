@@ -210,7 +210,8 @@ impl<'a, D: Device> Server<'a, D> {
         if let Some(uses) = &mut self.uses {
             let retrieval_ns = u128::from(bytes) * 1_000_000_000 / u128::from(retrieval_gib_s);
             let retrieval_ns = u64::try_from(retrieval_ns).unwrap_or(u64::MAX);
-            uses.enqueue(claim, Work { retrieval_ns, prefill_ns: ns(self.setting.prefill_s) });
+            let prefill_ns = ns(self.setting.prefill_s);
+            uses.enqueue(claim, Work { retrieval_ns, prefill_ns, tokens_max: None });
         }
         self.queue.push_back((claim, request));
     }

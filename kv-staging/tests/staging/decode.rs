@@ -4,7 +4,7 @@ use kv_staging::{ClaimId, DecodeOptions, DecodeProjection, Outputs, TimeToUse, W
 use proptest::{collection::vec, prelude::*};
 
 const MS: u64 = 1_000_000;
-const WORK: Work = Work { retrieval_ns: 20 * MS, prefill_ns: 5 * MS };
+const WORK: Work = Work { retrieval_ns: 20 * MS, prefill_ns: 5 * MS, tokens_max: None };
 
 /// Iterations of 10 ms and 1 ms for each request, outputs of `lengths`.
 fn trained(
@@ -48,6 +48,22 @@ fn a_slot_is_free_when_its_tokens_are_written_at_the_batch_s_pace() {
     assert_eq!(uses.time_to_use_ns(ClaimId(2), 20 * MS), Some((60 * 12 - 20) * MS));
     uses.progress(ClaimId(0), 90, 30 * MS);
     assert_eq!(uses.time_to_use_ns(ClaimId(2), 30 * MS), Some(10 * 12 * MS));
+}
+
+#[test]
+fn no_output_is_longer_than_it_may_be_and_the_first_ones_are_as_long() {
+    let until = |lengths: &[u64], written| {
+        let mut uses = trained(1, lengths, |_| ());
+        let work = Work { tokens_max: Some(50), ..WORK };
+        (0..2).for_each(|id| uses.enqueue(ClaimId(id), work));
+        uses.start(ClaimId(0), 0);
+        uses.progress(ClaimId(0), written, 0);
+        uses.time_to_use_ns(ClaimId(1), 0)
+    };
+    assert_eq!(until(&[], 20), Some(30 * 11 * MS));
+    assert_eq!(until(&[100], 20), Some(30 * 11 * MS));
+    assert_eq!(until(&[40], 20), Some(20 * 11 * MS));
+    assert_eq!(until(&[100], 60), Some(0));
 }
 
 #[test]

@@ -3,15 +3,15 @@
     --kv-transfer-config '{"kv_connector": "ClaimingConnector", "kv_connector_module_path": "kvbraid.vllm.claims", ...}'
 
 with everything else as for `OffloadingConnector`, a secondary tier `kvbraid.vllm` and, in its configuration, a tier of kind
-flash. A claim is recorded when a request arrives, its time until use is sent after every scheduling iteration, and it is
-given up when the request runs or ends. Requests are neither looked up, ordered nor loaded in another way than without.
+flash. A claim is recorded when a request arrives. After every scheduling iteration the engine is told what runs and waits, from
+which it projects when claims are used. A claim is given up when its request runs or ends. Requests are neither looked up, ordered nor loaded in another way than without.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
@@ -21,7 +21,7 @@ from vllm.v1.request import RequestStatus
 
 from kvbraid import Key
 from kvbraid.vllm.tier import Tier
-from kvbraid.vllm.timeline import Timeline, Work
+from kvbraid.vllm.timeline import Timeline
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -84,13 +84,17 @@ class Claims:
         self._groups = scheduler.config.kv_group_configs
         self._primary = scheduler.manager.primary_tier
         above = vllm_config.kv_transfer_config.kv_connector_extra_config.get("cpu_bytes_to_use", 0)
-        self._timeline = Timeline(config.max_num_seqs, int(above) // tier.block_size_bytes)
+        self._chunks_above = int(above) // tier.block_size_bytes
+        self._slots = config.max_num_seqs
+        self._timeline = Timeline()
         self._by_priority = config.policy == "priority"
         self._waiting: dict[str, tuple[Request, int]] = {}
         """In order of arrival, with the chunks claimed."""
         self._running: dict[str, Request] = {}
         self._stepped_at: tuple[float, int, int] | None = None
-        self._revised_at = 0.0
+        self._told_at = 0.0
+        self._is_told = False
+        """Since the last step."""
 
     @classmethod
     def over(cls, scheduler: Any, vllm_config: VllmConfig) -> Claims | None:
@@ -103,11 +107,14 @@ class Claims:
         return cls(tier, scheduler, vllm_config)
 
     def arrived(self, request: Request) -> None:
-        """Records what it will read from below vLLM's own memory. The place in the queue counts from the next step on."""
+        """Records what it will read from below vLLM's own memory."""
         name = request.request_id
         keys = self._keys(request)
-        time_s = self._timeline.project(self._at_work(), [self._work(request, len(keys))])[name]
-        claimed = self._tier.engine.claim(name, keys, time_s) if keys else 0
+        self._waiting[name] = (request, len(keys))
+        # Before the first schedule a claim would count as used at once; after it, what it does not name waits for the next.
+        if keys and not self._is_told:
+            self._tell()
+        claimed = self._tier.engine.claim(name, keys) if keys else 0
         self._waiting[name] = (request, claimed)
 
     def _keys(self, request: Request) -> list[Key]:
@@ -128,6 +135,7 @@ class Claims:
     def stepped(self, output: SchedulerOutput) -> None:
         """What the scheduler has decided for one step."""
         now = time.monotonic()
+        self._is_told = False
         if self._stepped_at is not None:
             begun, tokens, requests = self._stepped_at
             if tokens > 0:
@@ -142,30 +150,39 @@ class Claims:
                 self._running[request_id] = self._waiting.pop(request_id)[0]
                 self._tier.engine.cancel(request_id)
         # Without work vLLM steps as fast as it can, until something was loaded.
-        is_idle = output.total_num_scheduled_tokens == 0 and now < self._revised_at + IDLE_S
+        is_idle = output.total_num_scheduled_tokens == 0 and now < self._told_at + IDLE_S
         if not is_idle and any(claimed for _, claimed in self._waiting.values()):
-            self._revised_at = now
-            self._tier.engine.revise(self._times())
+            self._told_at = now
+            self._tell()
 
-    def _times(self) -> dict[str, float]:
+    def _tell(self) -> None:
+        """The state of the scheduler, for the engine to project from."""
         waiting = list(self._waiting.values())
         if self._by_priority:
             waiting.sort(key=lambda it: (it[0].priority, it[0].arrival_time))
-        times = self._timeline.project(self._at_work(), [self._work(*it) for it in waiting])
-        return {name: times[name] for name, (_, claimed) in self._waiting.items() if claimed}
-
-    def _at_work(self) -> list[Work]:
-        return [self._work(it, 0) for it in self._running.values()]
-
-    def _work(self, request: Request, chunks: int) -> Work:
-        cached = chunks // len(self._groups) * self._groups[0].tokens_per_chunk
-        return Work(
-            request=request.request_id,
-            prompt_tokens=max(0, request.num_tokens - max(request.num_computed_tokens, cached)),
-            output_tokens=request.num_output_tokens,
-            output_max=request.max_tokens,
-            chunks=chunks,
+        # vLLM looks all of them up as soon as it could run one more, and begins to read as much as there is memory for; what
+        # finds none waits for its turn.
+        chunks = accumulate(claimed for _, claimed in waiting)
+        read_ahead = sum(1 for _ in takewhile(lambda it: it <= self._chunks_above, chunks))
+        self._tier.engine.schedule(
+            [self._work(it, 0) for it in self._running.values()],
+            [self._work(*it) for it in waiting],
+            slots=self._slots,
+            iteration_s=self._timeline.step_s,
+            prompt_token_s=self._timeline.token_s,
+            read_ahead=read_ahead,
+            ended=self._timeline.ended,
         )
+        self._timeline.ended = []
+        self._is_told = True
+
+    def _work(self, request: Request, chunks: int) -> tuple[str, int, int, int]:
+        cached = chunks // len(self._groups) * self._groups[0].tokens_per_chunk
+        computed = max(request.num_computed_tokens, cached)
+        # The token written last is computed by the next step: that is decoding, not a prompt.
+        left = max(0, request.num_tokens - computed)
+        prompt = left if computed < request.num_prompt_tokens else 0
+        return request.request_id, prompt, request.num_output_tokens, request.max_tokens
 
     def ended(self, request: Request) -> None:
         """Finished, or aborted in whatever state."""

@@ -135,12 +135,15 @@ fn claims(text: &mut String, claims: &Value) {
     line(text, "  of all", events.join(", "));
     let word = |name: &str| claims[name].as_str().unwrap_or("").to_owned();
     let (policy, protection) = (word("policy"), word("protection"));
+    let use_by = word("use_by");
     let (reserved, budget) = (bytes(&claims["reserved_bytes"]), bytes(&claims["budget_bytes"]));
     let c = claims["c_gib_s_per_claim"].as_f64().unwrap_or(0.0);
     line(
         text,
         "  protected",
-        format_args!("{reserved} of {budget} ({policy}, {protection}), C {c:.3} GiB s a claim"),
+        format_args!(
+            "{reserved} of {budget} ({policy} by {use_by}, {protection}), C {c:.3} GiB s a claim"
+        ),
     );
 }
 
