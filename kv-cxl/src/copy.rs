@@ -3,7 +3,7 @@
 use kv_chunk::HEADER_BYTES;
 use kv_tiers::{ReadDone, ReadOp, TierError, WriteOp, piece_range};
 
-use crate::{Extent, FastTierError, Medium, tier::Chunk};
+use crate::{Extent, FastTierError, Medium, MediumReader, tier::Chunk};
 
 /// A read and how far it is.
 #[derive(Debug)]
@@ -66,6 +66,23 @@ impl PendingRead {
         medium: &dyn Medium,
         bytes_max: usize,
     ) -> Result<usize, FastTierError> {
+        self.copy_some(bytes_max, |offset, into| medium.read(offset, into))
+    }
+
+    /// Copies all of it, on a thread that may wait; gives in how many requests.
+    pub(crate) fn copy_all(&mut self, medium: &dyn MediumReader) -> Result<u64, FastTierError> {
+        let mut requests = 0;
+        while self.copy_some(usize::MAX, |offset, into| medium.read(offset, into))? > 0 {
+            requests += 1;
+        }
+        Ok(requests)
+    }
+
+    fn copy_some(
+        &mut self,
+        bytes_max: usize,
+        read: impl FnOnce(u64, &mut [u8]) -> Result<(), FastTierError>,
+    ) -> Result<usize, FastTierError> {
         let Some(chunk) = &self.chunk else { return Ok(0) };
         let skipped = piece_range(chunk.held.payload_bytes, &self.op.blocks).start;
         let start = self.copied;
@@ -75,7 +92,10 @@ impl PendingRead {
         let end = end.min(start.saturating_add(bytes_max));
         let before = if start < HEADER_BYTES { 0 } else { skipped };
         let offset = chunk.place.extent.offset + start as u64 + before;
-        medium.read(offset, &mut self.op.slot[start..end])?;
+        if start == end {
+            return Ok(0);
+        }
+        read(offset, &mut self.op.slot[start..end])?;
         self.copied = end;
         Ok(end - start)
     }

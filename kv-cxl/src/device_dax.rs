@@ -11,8 +11,8 @@ use std::{
 use nix::sys::stat::{major, minor};
 
 use crate::{
-    ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, Residency, StageEvent,
-    StageId, Staging,
+    ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, MediumReader, Residency,
+    StageEvent, StageId, Staging,
     extent::distinct,
     map::{Access, Copies, FLUSHES_LINES, Mapping, context},
     page_cache::lock_exclusively,
@@ -264,7 +264,7 @@ impl FastTier for DeviceDax {
 }
 
 /// The bytes of a Device-DAX device, copied in and out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DaxMedium {
     mapping: Arc<Mapping>,
     /// Keeps the lock as long as the bytes are used.
@@ -291,6 +291,16 @@ impl Medium for DaxMedium {
 
     fn flush(&mut self, extent: Extent) -> Result<(), FastTierError> {
         flush(&self.mapping, self.flush, extent)
+    }
+
+    fn reader(&self) -> Option<Arc<dyn MediumReader>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl MediumReader for DaxMedium {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), FastTierError> {
+        self.mapping.read(offset, into)
     }
 }
 

@@ -37,12 +37,12 @@ mod error;
 mod extent;
 mod fast_tier;
 mod granules;
-mod look;
 #[expect(unsafe_code, reason = "maps device memory")]
 mod map;
 mod media;
 mod page_cache;
 mod places;
+mod readers;
 mod recover;
 mod register;
 mod simulated;
@@ -59,12 +59,11 @@ pub use crate::{
     extent::{Extent, coalesce, total_bytes},
     fast_tier::{ArenaView, FastTier, Load, Residency, StageEvent, StageId},
     granules::GranuleCounts,
-    look::LookMedium,
-    media::{MEDIA_VERSION, Medium},
+    media::{MEDIA_VERSION, Medium, MediumReader},
     page_cache::{FileMedium, PageCacheConfig, PageCacheFlash, Pinning},
     places::Places,
     register::{DmaPiece, RegisterError, Registration},
     simulated::{Simulated, SimulatedConfig},
-    tier::{DaxTier, DaxTierConfig, Format, Place},
+    tier::{DaxFindings, DaxTier, DaxTierConfig, Format, Place},
     time_to_ready::TierTimeToReady,
 };

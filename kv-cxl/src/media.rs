@@ -1,6 +1,6 @@
 //! What stands on a medium of chunks, and how it is found again. `docs/media.md` draws the bytes.
 
-use std::{fmt, path::Path};
+use std::{fmt, path::Path, sync::Arc};
 
 use bytemuck::{Pod, Zeroable};
 use kv_chunk::{
@@ -47,9 +47,22 @@ pub trait Medium: fmt::Debug + Send {
 
     /// Orders `extent` before everything written from now on, and makes it as durable as the medium can.
     fn flush(&mut self, extent: Extent) -> Result<(), FastTierError>;
+
+    /// Reads the same bytes from other threads, also while others read, write and flush; it may outlive this. `None`, the
+    /// default: then whoever owns the medium reads.
+    fn reader(&self) -> Option<Arc<dyn MediumReader>> {
+        None
+    }
+}
+
+/// Reads a [`Medium`] from any number of threads at once.
+pub trait MediumReader: fmt::Debug + Send + Sync {
+    /// Copies out. What is written at the same time may be read as a mixture.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), FastTierError>;
 }
 
 const _: Option<&dyn Medium> = None;
+const _: Option<&dyn MediumReader> = None;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

@@ -11,8 +11,8 @@ use std::{
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 
 use crate::{
-    ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, Protection, Residency,
-    ResidencyReport, StageEvent, StageId, Staging, coalesce,
+    ArenaView, Caps, Extent, FastTier, FastTierError, Flush, Load, Medium, MediumReader,
+    Protection, Residency, ResidencyReport, StageEvent, StageId, Staging, coalesce,
     extent::distinct,
     granules::GranuleSet,
     map::{Access, Mapping, cached_bytes, context},
@@ -312,6 +312,16 @@ impl Medium for FileMedium {
     fn flush(&mut self, extent: Extent) -> Result<(), FastTierError> {
         self.inside(extent.offset, usize::try_from(extent.bytes).unwrap_or(usize::MAX))?;
         sync_data(&self.file, &self.path, self.bytes)
+    }
+
+    fn reader(&self) -> Option<Arc<dyn MediumReader>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl MediumReader for FileMedium {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), FastTierError> {
+        Medium::read(self, offset, into)
     }
 }
 

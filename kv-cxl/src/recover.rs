@@ -23,15 +23,26 @@ pub(crate) struct Recovered {
     pub(crate) next_generation: u64,
     pub(crate) space: Space,
     pub(crate) stuck: u64,
+    /// Entries that are to be cleared before anything else changes.
+    pub(crate) unmended: Vec<u32>,
+    pub(crate) newer_chunks: u64,
+    pub(crate) dropped: u64,
+}
+
+/// What the first page says, and what was made of it.
+pub(crate) struct Store {
+    pub(crate) layout: Layout,
+    pub(crate) found: Found,
 }
 
 /// The layout of the store on `medium`, which is made if there is none and `config` says so.
-pub(crate) fn store(config: &DaxTierConfig, medium: &mut dyn Medium) -> Result<Layout, TierError> {
+pub(crate) fn store(config: &DaxTierConfig, medium: &mut dyn Medium) -> Result<Store, TierError> {
     let found = if config.format == Format::Always { Found::Blank } else { media::look(medium)? };
     match found {
         // A medium may have grown or shrunk since.
         Found::Store(layout) => {
-            return Ok(Layout { medium_bytes: layout.medium_bytes.min(medium.bytes()), ..layout });
+            let medium_bytes = layout.medium_bytes.min(medium.bytes());
+            return Ok(Store { layout: Layout { medium_bytes, ..layout }, found });
         }
         Found::Newer { version } => {
             let path = medium.path().to_owned();
@@ -46,7 +57,7 @@ pub(crate) fn store(config: &DaxTierConfig, medium: &mut dyn Medium) -> Result<L
         }
         Found::Damaged => {
             let path = medium.path().display();
-            tracing::warn!("the first page of the store on {path} is damaged: made anew, empty");
+            tracing::warn!("the first page of the store on {path} is damaged: all of it is lost");
         }
         Found::Blank => {}
     }
@@ -59,17 +70,25 @@ pub(crate) fn store(config: &DaxTierConfig, medium: &mut dyn Medium) -> Result<L
         problem: format!("a table of {entries} leaves no room in {bytes} bytes"),
         fix: "use a larger medium, or fewer entries".into(),
     })?;
-    media::format(medium, layout)?;
-    Ok(layout)
+    if !config.look_only {
+        media::format(medium, layout)?;
+    }
+    Ok(Store { layout, found })
 }
 
 /// Reads the table. A chunk whose header is of a later version keeps its entry and place, and is a miss. Of two entries that name one chunk or share bytes the later writing stays. What is dropped is
-/// cleared, so that it cannot come back when the one that it lost to is gone.
+/// cleared, so that it cannot come back when the one that it lost to is gone; `look_only` leaves that for later.
 pub(crate) fn chunks(
     medium: &mut dyn Medium,
-    layout: Layout,
+    store: &Store,
     mut space: Space,
+    look_only: bool,
 ) -> Result<Recovered, TierError> {
+    let layout = match store.found {
+        // What stands where a table would be is none.
+        Found::Blank | Found::Damaged if look_only => Layout { entries: 0, ..store.layout },
+        _ => store.layout,
+    };
     let mut found: Vec<(u32, Entry)> = Vec::new();
     let mut free_entries = Vec::new();
     let mut to_clear = Vec::new();
@@ -81,7 +100,7 @@ pub(crate) fn chunks(
     found.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.generation));
     let next_generation = found.first().map_or(1, |(_, entry)| entry.generation.saturating_add(1));
     let mut newest: HashMap<Digest, u64> = HashMap::new();
-    let mut kept = Vec::new();
+    let (mut kept, mut newer_chunks) = (Vec::new(), 0);
     for (index, entry) in found {
         let bytes = space.rounded(record_bytes(entry.held.payload_bytes));
         let extent = Extent { offset: entry.offset, bytes };
@@ -93,13 +112,17 @@ pub(crate) fn chunks(
         } else if header == Header::Agrees {
             let place = Place { extent, generation: entry.generation };
             kept.push((entry.digest, Chunk { held: entry.held, place, entry: index }));
+        } else {
+            newer_chunks += 1;
         }
     }
-    if !to_clear.is_empty() {
+    let dropped = to_clear.len() as u64;
+    if !to_clear.is_empty() && !look_only {
         let (path, count) = (medium.path().display(), to_clear.len());
         tracing::warn!("{count} chunks of the store on {path} were not whole: dropped");
     }
     let mut stuck = 0;
+    let unmended = if look_only { std::mem::take(&mut to_clear) } else { Vec::new() };
     for index in to_clear {
         match media::clear_entry(medium, index) {
             Ok(()) => free_entries.push(index),
@@ -109,5 +132,14 @@ pub(crate) fn chunks(
     // The lowest entries are used first.
     free_entries.sort_unstable_by(|one, other| other.cmp(one));
     let chunks = kept.into_iter().rev().collect();
-    Ok(Recovered { chunks, free_entries, next_generation, space, stuck })
+    Ok(Recovered {
+        chunks,
+        free_entries,
+        next_generation,
+        space,
+        stuck,
+        unmended,
+        newer_chunks,
+        dropped,
+    })
 }

@@ -5,14 +5,16 @@ use std::{collections::VecDeque, os::fd::BorrowedFd};
 use hashlink::LinkedHashMap;
 use kv_chunk::{Digest, HEADER_BYTES, MAX_PAYLOAD_BYTES};
 use kv_tiers::{
-    Capabilities, Completion, EvictionGuard, Held, Op, Purpose, ReadOp, RejectReason, Rejected,
-    Tier, TierError, TierStats, WriteOp, record_bytes,
+    Capabilities, Completion, EvictionGuard, Held, Op, Purpose, ReadDone, ReadOp, RejectReason,
+    Rejected, Tier, TierError, TierStats, WriteOp, record_bytes,
 };
 
 use crate::{
-    Extent, Medium, Places,
+    Extent, FastTierError, Medium, Places,
     copy::{PendingRead, Writing},
-    media::{self, Entry, Layout},
+    map::context,
+    media::{self, Entry, Found, Layout},
+    readers::{Ended, Readers},
     recover::{self, Recovered},
     space::Space,
 };
@@ -37,13 +39,19 @@ pub struct DaxTierConfig {
     /// so many bytes is how long a poll keeps its caller.
     pub poll_bytes_max: usize,
     /// The medium is told of so many bytes of queued reads before they are copied ([`Medium::will_read`]): what comes from
-    /// flash is then fetched side by side and not one after the other. 0 tells it nothing.
+    /// flash is then fetched side by side and not one after the other. 0 tells it nothing; nor is it told while threads read.
     pub read_ahead_bytes: usize,
+    /// Threads that read, each one chunk at a time, where the medium has a [`reader`](crate::Medium::reader): a poll then
+    /// moves nothing of reads. 0: a poll reads, one chunk after the other.
+    pub read_threads: usize,
+    /// For tools: nothing on the medium is made or mended, and no chunk is taken. Removals are done, and first of all what
+    /// an ordinary opening would have mended.
+    pub look_only: bool,
 }
 
 impl DaxTierConfig {
-    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 4 MiB a poll and 32 MiB ahead of it, made if the medium
-    /// is blank.
+    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 4 MiB a poll and 32 MiB ahead of it, no threads, made
+    /// if the medium is blank.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -54,6 +62,8 @@ impl DaxTierConfig {
             format: Format::IfBlank,
             poll_bytes_max: 4 << 20,
             read_ahead_bytes: 32 << 20,
+            read_threads: 0,
+            look_only: false,
         }
     }
 }
@@ -82,7 +92,8 @@ pub struct Place {
 ///
 /// A write copies the record in, flushes it, then writes and flushes its entry in the table: the order that makes a crash
 /// leave each chunk whole or absent. A removal clears and flushes the entry before the bytes may be used again. Reads and
-/// writes are copies made in [`poll`](Tier::poll), [`poll_bytes_max`](DaxTierConfig::poll_bytes_max) at a time.
+/// writes are copies made in [`poll`](Tier::poll), [`poll_bytes_max`](DaxTierConfig::poll_bytes_max) at a time; reads by
+/// [`read_threads`](DaxTierConfig::read_threads), if there are any.
 #[derive(Debug)]
 pub struct DaxTier {
     config: DaxTierConfig,
@@ -97,6 +108,8 @@ pub struct DaxTier {
     places: Places,
     /// Of the first a part may be copied.
     reads: VecDeque<PendingRead>,
+    /// Of those that a thread has.
+    readers: Option<Readers>,
     writes: VecDeque<WriteOp>,
     /// The write whose bytes are being copied in.
     writing: Option<Writing>,
@@ -105,6 +118,21 @@ pub struct DaxTier {
     hold_writes: bool,
     closed: bool,
     counters: TierStats,
+    findings: DaxFindings,
+    /// Entries that are to be cleared before any other changes.
+    unmended: Vec<u32>,
+}
+
+/// What an opening found besides chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DaxFindings {
+    /// Entries of the table that are torn, or name what is not there.
+    pub torn_entries: u64,
+    /// Chunks that a later version wrote: left alone.
+    pub newer_chunks: u64,
+    /// The first page is damaged: whatever the store held is lost.
+    pub is_first_page_damaged: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -126,14 +154,21 @@ impl DaxTier {
                 fix: "use 4096, or the device's staging granule".into(),
             });
         }
-        let layout = recover::store(&config, &mut *medium)?;
+        let store = recover::store(&config, &mut *medium)?;
+        let layout = store.layout;
         let whole = Extent {
             offset: layout.data_offset,
             bytes: layout.medium_bytes.saturating_sub(layout.data_offset),
         };
         let space = Space::new(whole, align);
-        let Recovered { chunks, free_entries, next_generation, space, stuck } =
-            recover::chunks(&mut *medium, layout, space)?;
+        let recovered = recover::chunks(&mut *medium, &store, space, config.look_only)?;
+        let findings = DaxFindings {
+            torn_entries: recovered.dropped,
+            newer_chunks: recovered.newer_chunks,
+            is_first_page_damaged: store.found == Found::Damaged,
+        };
+        let Recovered { chunks, free_entries, next_generation, space, stuck, unmended, .. } =
+            recovered;
         let mut counters = TierStats::default();
         counters.recovered_chunks = chunks.len() as u64;
         let places = Places::default();
@@ -143,6 +178,7 @@ impl DaxTier {
             poll_bytes_max: config.poll_bytes_max.max(4096),
             ..config
         };
+        let readers = readers(&config, &*medium)?;
         Ok(Self {
             config,
             medium,
@@ -153,18 +189,26 @@ impl DaxTier {
             next_generation,
             places,
             reads: VecDeque::new(),
+            readers,
             writes: VecDeque::new(),
             writing: None,
             stuck,
             hold_writes: false,
             closed: false,
             counters,
+            findings,
+            unmended,
         })
     }
 
     /// Where a readable chunk is: what a claim on it stages and protects.
     pub fn place(&self, digest: Digest) -> Option<Place> {
         self.chunks.get(&digest).map(|chunk| chunk.place)
+    }
+
+    /// What the opening found besides chunks.
+    pub fn findings(&self) -> DaxFindings {
+        self.findings
     }
 
     /// Where every readable chunk is, to be asked from any thread.
@@ -204,6 +248,37 @@ impl DaxTier {
         }
     }
 
+    /// Takes what the threads have read, and hands them what waits.
+    fn pass_reads(&mut self, completions: &mut Vec<Completion>) {
+        let Some(readers) = &mut self.readers else { return };
+        readers.hush();
+        while let Some(Ended { read, result }) = readers.next_ended() {
+            self.counters.device_requests += result.as_ref().map_or(1, |requests| *requests);
+            let result = match result {
+                // All of it was asked for.
+                Ok(_) => read.done().unwrap_or(Err(FastTierError::Stopped.into())),
+                Err(error) => Err(error.into()),
+            };
+            end_read(&mut self.counters, read, result, completions);
+        }
+        while readers.room() > 0
+            && let Some(read) = self.reads.pop_front()
+        {
+            let unread = match read.done() {
+                // There is no such chunk.
+                Some(done) => Some((read, done)),
+                None => readers.begin(read).map(|read| (read, Err(FastTierError::Stopped.into()))),
+            };
+            if let Some((read, result)) = unread {
+                end_read(&mut self.counters, read, result, completions);
+            }
+        }
+    }
+
+    fn reads_in_flight(&self) -> usize {
+        self.reads.len() + self.readers.as_ref().map_or(0, Readers::in_flight)
+    }
+
     /// Copies reads out, in order, up to `left` bytes; gives what is left of that.
     fn run_reads(&mut self, mut left: usize, completions: &mut Vec<Completion>) -> usize {
         while left > 0
@@ -219,26 +294,21 @@ impl DaxTier {
                 }
                 Err(error) => Err(error.into()),
             };
-            let Some(PendingRead { op: ReadOp { id, digest, slot, .. }, .. }) =
-                self.reads.pop_front()
-            else {
-                break;
-            };
-            self.counters.count_read(&result);
-            completions.push(Completion::Read { id, digest, slot, result });
+            let Some(read) = self.reads.pop_front() else { break };
+            end_read(&mut self.counters, read, result, completions);
         }
         left
     }
 
     /// Copies writes in, one after the other, up to `left` bytes. Only a write overwrites what is free, and none begins
-    /// while a read is queued: a chunk that was removed or evicted after a read of it was accepted is still there for it.
+    /// while a read is queued or under way: a chunk that was removed or evicted after a read of it was accepted is still there for it.
     fn run_writes(
         &mut self,
         mut left: usize,
         guard: &dyn EvictionGuard,
         completions: &mut Vec<Completion>,
     ) {
-        while left > 0 && self.reads.is_empty() && !self.hold_writes {
+        while left > 0 && self.reads_in_flight() == 0 && !self.hold_writes {
             if self.writing.is_none() && !self.begin_write(guard, completions) {
                 break;
             }
@@ -354,6 +424,9 @@ impl DaxTier {
 
     /// Clears a chunk's entry; then its bytes may be overwritten.
     fn forget(&mut self, chunk: Chunk) {
+        for entry in std::mem::take(&mut self.unmended) {
+            self.stuck += u64::from(media::clear_entry(&mut *self.medium, entry).is_err());
+        }
         if media::clear_entry(&mut *self.medium, chunk.entry).is_err() {
             // The next open may find it, so its bytes stay as they are.
             self.stuck += 1;
@@ -362,6 +435,26 @@ impl DaxTier {
         self.free_entries.push(chunk.entry);
         self.space.give(chunk.place.extent);
     }
+}
+
+/// The threads that `config` asks for, if the medium can be read by threads.
+fn readers(config: &DaxTierConfig, medium: &dyn Medium) -> Result<Option<Readers>, TierError> {
+    let Some(reader) = medium.reader().filter(|_| config.read_threads > 0) else { return Ok(None) };
+    let started = Readers::start(config.read_threads, &reader);
+    let extent = Extent::default();
+    let failed = |error| FastTierError::io(context("start readers", medium.path(), extent), &error);
+    Ok(Some(started.map_err(failed)?))
+}
+
+fn end_read(
+    counters: &mut TierStats,
+    read: PendingRead,
+    result: Result<ReadDone, TierError>,
+    completions: &mut Vec<Completion>,
+) {
+    let ReadOp { id, digest, slot, .. } = read.op;
+    counters.count_read(&result);
+    completions.push(Completion::Read { id, digest, slot, result });
 }
 
 impl Tier for DaxTier {
@@ -377,7 +470,7 @@ impl Tier for DaxTier {
     }
 
     fn submit(&mut self, op: Op, _now_ns: u64) -> Result<(), Rejected> {
-        if self.closed {
+        if self.closed || (self.config.look_only && matches!(op, Op::Write(_))) {
             return Err(Rejected { op, reason: RejectReason::Closed });
         }
         if self.in_flight() >= self.config.queue_ops_max as usize {
@@ -406,11 +499,20 @@ impl Tier for DaxTier {
         guard: &dyn EvictionGuard,
         completions: &mut Vec<Completion>,
     ) -> Option<u64> {
-        self.tell_ahead();
-        let left = self.run_reads(self.config.poll_bytes_max, completions);
+        let mut left = self.config.poll_bytes_max;
+        if self.readers.is_some() {
+            self.pass_reads(completions);
+        } else {
+            self.tell_ahead();
+            left = self.run_reads(left, completions);
+        }
         self.run_writes(left, guard, completions);
         let writes = self.writes.len() + usize::from(self.writing.is_some());
-        let is_left = !self.reads.is_empty() || (!self.hold_writes && writes > 0);
+        let is_left = match self.reads_in_flight() {
+            0 => !self.hold_writes && writes > 0,
+            // The threads ring.
+            _ => self.readers.is_none(),
+        };
         is_left.then_some(now_ns)
     }
 
@@ -436,7 +538,7 @@ impl Tier for DaxTier {
     }
 
     fn in_flight(&self) -> usize {
-        self.reads.len() + self.writes.len() + usize::from(self.writing.is_some())
+        self.reads_in_flight() + self.writes.len() + usize::from(self.writing.is_some())
     }
 
     fn stats(&self) -> TierStats {
@@ -449,7 +551,7 @@ impl Tier for DaxTier {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        self.readers.as_ref().map(Readers::bell)
     }
 
     fn close(&mut self) {

@@ -175,6 +175,8 @@ fn a_device_that_is_system_ram_says_how_to_get_it_back() {
 fn open_store(path: &Path, format: Format) -> Driver {
     let mut part = DeviceDaxConfig::new(path);
     part.bytes = Some(PART_BYTES);
+    // The first part of a real device is an engine's, later.
+    part.offset_bytes = if DaxInfo::of(path).unwrap().is_device { PART_BYTES } else { 0 };
     let mut config = DaxTierConfig::new("dax");
     config.format = format;
     let medium = DeviceDax::open(&part).unwrap().medium();

@@ -8,3 +8,4 @@ mod conformance;
 mod crash;
 mod golden;
 mod open;
+mod readers;

@@ -214,3 +214,46 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_tool_changes_nothing_but_what_it_removes_and_what_would_come_back_with_that() {
+    let look = |store: &Store| {
+        let mut config = DaxTierConfig::new("memory");
+        config.look_only = true;
+        let medium = DeviceDax::open(&DeviceDaxConfig::new(&store.path)).unwrap().medium();
+        DaxTier::open(config, Box::new(medium)).unwrap()
+    };
+    let store = Store::filled();
+    let early = fs::read(&store.path).unwrap()[slot(0)].to_vec();
+    let mut driver = store.driver();
+    driver.tier.remove(digest(CONTENT.number), 0);
+    let later = Content { version: 2, ..CONTENT };
+    driver.write(later).0.unwrap();
+    driver.write(Content { number: 8, ..CONTENT }).0.unwrap();
+    drop(driver);
+    let before = store.change(|bytes| {
+        // An older writing of the same chunk, and half an entry.
+        bytes[slot(5)].copy_from_slice(&early);
+        bytes[slot(6).start] = 1;
+    });
+    let mut tier = look(&store);
+    assert_eq!(tier.findings().torn_entries, 2);
+    assert_eq!((tier.stats().chunks, tier.findings().is_first_page_damaged), (2, false));
+    assert!(fs::read(&store.path).unwrap() == before);
+    assert!(tier.remove(digest(CONTENT.number), 0));
+    drop(tier);
+    let mut driver = store.driver();
+    assert_eq!(driver.read(CONTENT.number), Ok(None), "the older writing is back");
+    assert!(driver.read(8).unwrap().is_some());
+    drop(driver);
+    assert_eq!(look(&store).findings(), Default::default());
+
+    let damaged = store.change(|bytes| bytes[20] ^= 1);
+    let tier = look(&store);
+    assert_eq!((tier.stats().chunks, tier.findings().is_first_page_damaged), (0, true));
+    drop(tier);
+    assert!(fs::read(&store.path).unwrap() == damaged);
+    let blank = Store::blank();
+    assert_eq!(look(&blank).stats().chunks, 0);
+    assert!(fs::read(&blank.path).unwrap().iter().all(|byte| *byte == 0));
+}
