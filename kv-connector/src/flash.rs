@@ -7,6 +7,7 @@ use kv_tiers::Tier;
 
 use crate::{EngineError, TierConfig, directory::Directory};
 
+mod books;
 mod desk;
 mod open;
 mod plan;

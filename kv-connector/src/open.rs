@@ -97,8 +97,10 @@ fn open_for_tool(
         return Ok(Opened { tier: Box::new(opened), findings, torn_slots: 0, newer_chunks });
     }
     if tier.kind == TierKind::Flash && look_only {
-        let tier = flash::open_to_look(tier).map_err(|it| failed(tier, it))?;
-        return Ok(Opened { tier, findings: Vec::new(), torn_slots: 0, newer_chunks: 0 });
+        let (opened, found) = flash::open_to_look(tier).map_err(|it| failed(tier, it))?;
+        let torn_slots = found.torn_entries + u64::from(found.is_first_page_damaged);
+        let (findings, newer_chunks) = (Vec::new(), found.newer_chunks);
+        return Ok(Opened { tier: opened, findings, torn_slots, newer_chunks });
     }
     if tier.kind != TierKind::Nvme {
         let mut tier = tier.clone();

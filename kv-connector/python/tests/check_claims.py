@@ -89,7 +89,7 @@ def test_a_schedule_says_when_claims_are_used(directory: Path) -> None:
         until(engine, ready=1, schedules=2)
         load(engine, 8)
         assert until(engine, released=1)["protected_chunks"] == 8
-        raises(TypeError, "", engine.schedule, [("a", 0, 500)], [], slots=1, iteration_s=1.0)
+        raises(ValueError, "tuple of length 4", engine.schedule, [("a", 0, 500)], [], slots=1, iteration_s=1.0)
         assert engine.schedule([], [], slots=0, iteration_s=-1.0) == 0
 
 

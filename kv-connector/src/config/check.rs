@@ -173,7 +173,7 @@ fn check_kind(
         _ => {}
     }
     check_shared(tier, at)?;
-    flash::check(tier, memory_limit(), at)?;
+    flash::check(tier, engine, memory_limit(), at)?;
     space::check(tier, at)?;
     let record = record_bytes(engine.chunk_bytes_max.0);
     match tier.segment {

@@ -4,9 +4,10 @@ use kv_staging::{
     Controller, ControllerOptions, Reservation,
     policy::{Demand, Immediate, QueueDepth, Static, Tempo, TempoQ},
 };
+use kv_tiers::record_bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{TierConfig, TierKind};
+use super::{EngineConfig, TierConfig, TierKind};
 use crate::{
     ByteSize, EngineError,
     clock::ns_from_ms,
@@ -45,6 +46,8 @@ pub struct FlashSection {
     pub staging_bytes_per_s: ByteSize,
     /// No further claim begins to be staged while so much is on its way.
     pub in_flight_bytes: ByteSize,
+    /// Chunks read from the tier at once, each by a thread of its own; 0: one after the other by the tier's thread.
+    pub read_threads: usize,
     /// Most claims alive; more are refused.
     pub claims_max: usize,
     /// A claim that nobody revises or reads for so long is cancelled.
@@ -64,6 +67,7 @@ impl Default for FlashSection {
             late_price_percent: 440,
             staging_bytes_per_s: ByteSize::gib(1),
             in_flight_bytes: ByteSize::mib(64),
+            read_threads: 8,
             claims_max: 16_384,
             claim_deadline_ms: 600_000,
         }
@@ -155,6 +159,7 @@ impl FlashSection {
 /// `memory` is what the process may use, if that is known.
 pub(super) fn check(
     tier: &TierConfig,
+    engine: &EngineConfig,
     memory: Option<u64>,
     at: &impl Fn(&str) -> String,
 ) -> Result<(), EngineError> {
@@ -172,6 +177,14 @@ pub(super) fn check(
     let section = tier.flash.clone().unwrap_or_default();
     let capacity = tier.capacity.unwrap_or_default();
     let protected = ByteSize(section.protected_bytes(capacity));
+    let chunk = ByteSize(record_bytes(engine.chunk_bytes_max.0));
+    if section.protected_bytes.is_some_and(|bytes| bytes < chunk)
+        && section.policy != FlashPolicy::Demand
+    {
+        let problem = format!("{protected} hold no chunk of {}", engine.chunk_bytes_max);
+        let fix = format!("write at least {chunk}, or policy = \"demand\"");
+        return fail("flash.protected_bytes", problem, fix);
+    }
     if protected > capacity {
         let problem = format!("{protected} are more than the tier of kind flash has");
         return fail("flash.protected_bytes", problem, format!("write {capacity} or less"));
@@ -194,6 +207,7 @@ fn check_numbers(
         ("margin_ms", section.margin_ms, 0, HOUR_MS),
         ("quantile_percent", section.quantile_percent.map(u64::from), 1, 100),
         ("late_price_percent", Some(u64::from(section.late_price_percent)), 1, 1_000_000),
+        ("read_threads", u64::try_from(section.read_threads).ok(), 0, 64),
         ("claims_max", u64::try_from(section.claims_max).ok(), 1, 1 << 20),
         ("claim_deadline_ms", Some(section.claim_deadline_ms), 1_000, 24 * HOUR_MS),
     ] {

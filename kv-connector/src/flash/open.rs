@@ -7,7 +7,7 @@ use std::{
 };
 
 use kv_cxl::{
-    DaxTier, DaxTierConfig, DeviceDax, DeviceDaxConfig, FastTier, LookMedium, Medium,
+    DaxFindings, DaxTier, DaxTierConfig, DeviceDax, DeviceDaxConfig, FastTier, Medium,
     PageCacheConfig, PageCacheFlash,
 };
 use kv_tiers::{Tier, TierError};
@@ -36,6 +36,8 @@ pub(crate) fn open(
     config.queue_ops_max = queue_ops_max;
     config.place_align_bytes = GRANULE_BYTES;
     config.poll_bytes_max = POLL_BYTES;
+    let read_threads = tier.flash.clone().unwrap_or_default().read_threads;
+    config.read_threads = read_threads.min(queue_ops_max as usize);
     let each = (engine.chunk_bytes_max.0 / 16).max(ENTRY_BYTES_MIN);
     config.entries = Some(u32::try_from(medium.bytes() / each).unwrap_or(u32::MAX).max(1));
     let store = DaxTier::open(config, medium)?;
@@ -43,12 +45,15 @@ pub(crate) fn open(
     Ok(TierParts { tier: Box::new(store), flash: Some(flash) })
 }
 
-/// Opens what is there for a tool; nothing on it changes.
-pub(crate) fn open_to_look(tier: &TierConfig) -> Result<Box<dyn Tier>, TierError> {
+/// Opens what is there for a tool; nothing on it changes but for what the tool removes.
+pub(crate) fn open_to_look(tier: &TierConfig) -> Result<(Box<dyn Tier>, DaxFindings), TierError> {
     let (_, medium) = memory(tier, &path(tier), true)?;
     let mut config = DaxTierConfig::new(&tier.name);
     config.place_align_bytes = GRANULE_BYTES;
-    Ok(Box::new(DaxTier::open(config, Box::new(LookMedium(medium)))?))
+    config.look_only = true;
+    let store = DaxTier::open(config, medium)?;
+    let findings = store.findings();
+    Ok((Box::new(store), findings))
 }
 
 fn path(tier: &TierConfig) -> PathBuf {

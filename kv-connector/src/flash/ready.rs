@@ -5,7 +5,7 @@ use std::{cell::RefCell, collections::HashMap};
 use kv_cxl::{FastTier, Places, Residency};
 use kv_staging::{Object, ObjectId, RateModel, RateOptions, StagingNeed, TimeToReady};
 
-use super::desk::digest_of;
+use super::books::digest_of;
 
 /// How long an answer of the device is believed.
 const BELIEVED_NS: u64 = 500_000_000;

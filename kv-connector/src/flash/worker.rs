@@ -14,19 +14,20 @@ use kv_cxl::{
 };
 use kv_staging::{Effect, Object, ObjectId};
 
-use super::{
-    desk::{Desk, digest_of},
-    plan::Plan,
-    ready::Ready,
-    status::Told,
+use super::{books::digest_of, desk::Desk, plan::Plan, ready::Ready, status::Told};
+use crate::{
+    EngineError,
+    clock::{self, now_ns},
+    directory::Directory,
 };
-use crate::{EngineError, clock::now_ns, directory::Directory};
 
 /// Claims are looked at so often while any waits for its time ...
 const TICK_NS: u64 = 20_000_000;
 /// ... and no more often than this, however much happens.
 const REST_NS: u64 = 1_000_000;
 const IDLE_NS: u64 = 1_000_000_000;
+/// A look is followed by a pause so many times as long.
+const LOOK_SHARE: u64 = 4;
 /// Chunks given to the device at a time: what is given cannot be taken back.
 const STAGES_MAX: usize = 8;
 
@@ -49,6 +50,8 @@ struct Worker {
     answers: Vec<(ObjectId, bool)>,
     told: Told,
     ticked_ns: u64,
+    /// How long the last look took.
+    look_ns: u64,
     closing: bool,
 }
 
@@ -92,6 +95,7 @@ pub(super) fn spawn(
         answers: Vec::new(),
         told,
         ticked_ns: 0,
+        look_ns: 0,
         closing: false,
     };
     let run = move || {
@@ -120,9 +124,9 @@ impl Worker {
                 break;
             }
             let next_tick_ns = if !self.answers.is_empty() {
-                self.ticked_ns + REST_NS
+                self.ticked_ns + self.rest_ns()
             } else if waiting {
-                self.ticked_ns + TICK_NS
+                self.ticked_ns + self.rest_ns().max(TICK_NS)
             } else {
                 now + IDLE_NS
             };
@@ -130,11 +134,16 @@ impl Worker {
             let closing_ns = if self.closing { now + REST_NS } else { u64::MAX };
             let limit_ns = until_ns.min(closing_ns).saturating_sub(now);
             self.desk.wait(Duration::from_nanos(limit_ns));
-            let early_ns = (self.ticked_ns + REST_NS).saturating_sub(now_ns());
+            let early_ns = (self.ticked_ns + self.rest_ns()).saturating_sub(now_ns());
             if early_ns > 0 {
                 thread::sleep(Duration::from_nanos(early_ns));
             }
         }
+    }
+
+    /// Callers get the lock most of the time, however many claims there are to look at.
+    fn rest_ns(&self) -> u64 {
+        (LOOK_SHARE * self.look_ns).max(REST_NS)
     }
 
     fn poll(&mut self, now_ns: u64) -> Option<u64> {
@@ -203,6 +212,7 @@ impl Worker {
             (state.close_by_ns.is_some(), state.is_waiting())
         });
         self.closing = closing;
+        self.look_ns = clock::now_ns().saturating_sub(now_ns);
         waiting
     }
 

@@ -195,6 +195,10 @@ impl Worker {
         let Some(purge) = &mut self.chores.purge else { return };
         if !self.shared.directory.try_evict(digest, self.id.0) {
             purge.leased.push(digest);
+            // What is to be removed is not kept for who might read it.
+            if let Some(desk) = self.shared.desks.get(self.id.index()).and_then(Option::as_ref) {
+                desk.give_up(digest);
+            }
             return;
         }
         purge.found.removed_chunks += 1;

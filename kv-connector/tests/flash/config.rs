@@ -51,6 +51,7 @@ fn bad_fields_are_refused_by_name() {
     check_refused("\"flash\"", "\"nvme\"", "tier[0].flash", "remove it");
     check_refused("\"tempo_q\"", "\"soon\"", "policy", "tempo_q");
     check_refused("\"512 MiB\"", "\"2 GiB\"", "tier[0].flash.protected_bytes", "1 GiB or less");
+    check_refused("\"512 MiB\"", "\"1 MiB\"", "tier[0].flash.protected_bytes", "hold no chunk of");
     check_refused("\"1 GiB\"", "\"1 KiB\"", "tier[0].capacity", "1024 TiB");
     check_refused("protected_bytes", "protected", "protected", "protected_bytes");
     let more = |line: &str| format!("policy = \"tempo_q\"\n{line}");
@@ -60,6 +61,7 @@ fn bad_fields_are_refused_by_name() {
         ("margin_ms = 3600001", "tier[0].flash.margin_ms", "0 to"),
         ("quantile_percent = 0", "tier[0].flash.quantile_percent", "1 to 100"),
         ("late_price_percent = 0", "tier[0].flash.late_price_percent", "1 to"),
+        ("read_threads = 65", "tier[0].flash.read_threads", "0 to 64"),
         ("claims_max = 0", "tier[0].flash.claims_max", "1 to"),
         ("claim_deadline_ms = 5", "tier[0].flash.claim_deadline_ms", "1000 to"),
         ("in_flight_bytes = 0", "tier[0].flash.in_flight_bytes", "64 MiB"),

@@ -1,14 +1,17 @@
 //! Memory that fails while claims are staged: whatever happens, a read is right or a miss, and nothing stays protected.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use kv_connector::{Config, Engine, FlashParts, FlashSection, TierParts};
 use kv_cxl::{
     ArenaView, Caps, DaxTier, DaxTierConfig, Extent, FastTier, FastTierError, Load, Medium,
-    PageCacheConfig, PageCacheFlash, Pinning, Residency, StageEvent, StageId,
+    MediumReader, PageCacheConfig, PageCacheFlash, Pinning, Residency, StageEvent, StageId,
 };
 
 use crate::{
@@ -24,6 +27,10 @@ struct Orders {
     /// Says that it is done and brings nothing.
     stage_lies: AtomicBool,
     read_fails: AtomicBool,
+    /// Each read waits until so many were under way at once.
+    readers_wanted: AtomicU64,
+    reading: AtomicU64,
+    reading_max: AtomicU64,
     /// Extents protected now, and the most bytes that ever were.
     protected: Mutex<Vec<Extent>>,
     protected_max: AtomicU64,
@@ -133,6 +140,37 @@ impl Medium for BadMedium {
     fn flush(&mut self, extent: Extent) -> Result<(), FastTierError> {
         self.inner.flush(extent)
     }
+
+    fn reader(&self) -> Option<Arc<dyn MediumReader>> {
+        let orders = Arc::clone(&self.orders);
+        self.inner.reader().map(|inner| Arc::new(BadReader { inner, orders }) as _)
+    }
+}
+
+#[derive(Debug)]
+struct BadReader {
+    inner: Arc<dyn MediumReader>,
+    orders: Arc<Orders>,
+}
+
+impl MediumReader for BadReader {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), FastTierError> {
+        let orders = &self.orders;
+        if orders.read_fails.load(Ordering::Relaxed) {
+            let extent = Extent { offset, bytes: into.len() as u64 };
+            return Err(FastTierError::Device { errno: 5, extent });
+        }
+        let now = orders.reading.fetch_add(1, Ordering::Relaxed) + 1;
+        orders.reading_max.fetch_max(now, Ordering::Relaxed);
+        let end = Instant::now() + Duration::from_secs(20);
+        let wanted = orders.readers_wanted.load(Ordering::Relaxed);
+        while orders.reading_max.load(Ordering::Relaxed) < wanted && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        let read = self.inner.read(offset, into);
+        orders.reading.fetch_sub(1, Ordering::Relaxed);
+        read
+    }
 }
 
 struct Rig {
@@ -156,6 +194,7 @@ fn rig(pinning: Pinning, change: impl FnOnce(&mut FlashSection)) -> Rig {
     let medium = BadMedium { inner: Box::new(memory.medium()), orders: Arc::clone(&orders) };
     let mut store = DaxTierConfig::new("f");
     store.place_align_bytes = 64 << 10;
+    store.read_threads = 4;
     let store = DaxTier::open(store, Box::new(medium)).unwrap();
     let flash = FlashParts {
         places: store.places(),
@@ -172,7 +211,7 @@ fn rig(pinning: Pinning, change: impl FnOnce(&mut FlashSection)) -> Rig {
     Rig { engine, orders, _directory: directory }
 }
 
-const NOW: Option<std::time::Duration> = Some(std::time::Duration::ZERO);
+const NOW: Option<Duration> = Some(Duration::ZERO);
 
 impl Rig {
     /// A claim that fails under `order` takes the demand path, gives all back, and the next one is served.
@@ -192,6 +231,15 @@ impl Rig {
         assert_eq!(load(&self.engine, &keys).0.hits(), 4);
         until(&self.engine, |status| status.released == 2 && status.protected_chunks == 4);
     }
+}
+
+#[test]
+fn a_burst_of_demand_reads_is_under_way_at_once() {
+    let rig = rig(Pinning::IfAllowed, |_| {});
+    rig.orders.readers_wanted.store(4, Ordering::Relaxed);
+    let keys = keys(0..12);
+    assert_eq!(load(&rig.engine, &keys).0.hits(), 12);
+    assert_eq!(rig.orders.reading_max.load(Ordering::Relaxed), 4);
 }
 
 #[test]
@@ -247,7 +295,7 @@ fn the_device_never_protects_more_than_the_budget_whatever_is_claimed_and_cancel
         match random.u8(..6) {
             0..=2 => drop(rig.engine.claim(&request, some, NOW)),
             3 => drop(rig.engine.cancel(&request)),
-            4 => drop(rig.engine.revise(&request, Some(std::time::Duration::from_millis(5)))),
+            4 => drop(rig.engine.revise(&request, Some(Duration::from_millis(5)))),
             _ => {
                 let (report, _) = load(&rig.engine, some);
                 assert_eq!(report.hits(), some.len() as u64, "round {round}");

@@ -10,3 +10,5 @@ mod schedule;
 mod store;
 #[path = "../../src/testing.rs"]
 mod testing;
+mod together;
+mod tools;

@@ -1,5 +1,5 @@
-//! A real Device-DAX device: an NVDIMM of a guest machine without hardware virtualisation, in which kv-cxl's test programs
-//! run as they are, and which is killed while one of them stores.
+//! A real Device-DAX device: an NVDIMM of a guest machine without hardware virtualisation, in which test programs of kv-cxl
+//! and kv-connector run as they are, and which is killed while an engine stores.
 
 mod guest;
 mod image;
@@ -8,6 +8,7 @@ mod packages;
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -15,12 +16,18 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use self::guest::{Boot, Log};
-use super::{Report, guard::is_root, home};
+use super::{
+    Report,
+    guard::{is_root, succeed},
+    home,
+};
 use crate::{run, tally::Tally};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// The test programs that run in the guest.
+/// kv-cxl's test programs that run in the guest: they need nothing of it.
 const PROGRAMS: [&str; 2] = ["dax_device", "dax_ring"];
+/// kv-connector's, with the libraries that it loads: built as everywhere else, so that it is built once.
+const ENGINE: &str = "dax_engine";
 /// Of the NVDIMM; some of it holds the kernel's page structures.
 const MEMORY_BYTES: u64 = 256 << 20;
 /// The machine is killed when it has said that this chunk is stored.
@@ -45,7 +52,7 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
             return Ok(());
         }
     };
-    let image = image::make(&home, &parts, &programs(&home)?)?;
+    let image = image::make(&home, &parts, &programs(&home)?, &engine(&home)?)?;
     let memory = home.join("nvdimm");
     let _ = fs::remove_file(&memory);
     let file = File::create(&memory).with_context(|| format!("create {}", memory.display()))?;
@@ -59,7 +66,9 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
         words: words.to_owned(),
     };
     let (first, last_stored) = tests_then_kill(&boot("kvbraid.phase=tests"))?;
-    let words = format!("kvbraid.phase=recover kvbraid.stored={last_stored}");
+    let killed = first.text.lines().find_map(killed).context("no store was killed in the guest")?;
+    let words =
+        format!("kvbraid.phase=recover kvbraid.stored={last_stored} kvbraid.killed={killed}");
     let second = boot(&words).run(BOOT_MAX, |_| false)?;
     ensure!(second.has("GUEST end"), "the second boot did not end:\n{}", second.tail());
     let log = format!("{}\n{}", first.text, second.text);
@@ -98,6 +107,11 @@ fn stored(line: &str) -> Option<u32> {
     line.rsplit_once("STORED ")?.1.trim().parse().ok()
 }
 
+/// The last chunk of the store whose process the guest has killed.
+fn killed(line: &str) -> Option<u32> {
+    line.rsplit_once("GUEST killed a store after ")?.1.trim().parse().ok()
+}
+
 /// Builds the test programs so that they need nothing of the guest.
 fn programs(home: &Path) -> Result<Vec<PathBuf>> {
     let mut command = run::cargo();
@@ -111,13 +125,27 @@ fn programs(home: &Path) -> Result<Vec<PathBuf>> {
     }
     let finished = run::logged("e2e dax build", &mut command)?;
     ensure!(finished.success, "kv-cxl's test programs do not build");
-    let executable = |program: &str| {
-        let lines =
-            finished.log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let path = lines
-            .filter(|line| line["target"]["name"] == program)
-            .find_map(|line| line["executable"].as_str().map(PathBuf::from));
-        path.with_context(|| format!("cargo built no {program}"))
-    };
-    PROGRAMS.iter().map(|program| executable(program)).collect()
+    PROGRAMS.iter().map(|program| executable(&finished.log, program)).collect()
+}
+
+/// The program of that name, by what cargo said.
+fn executable(log: &str, program: &str) -> Result<PathBuf> {
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let path = lines
+        .filter(|line| line["target"]["name"] == program)
+        .find_map(|line| line["executable"].as_str().map(PathBuf::from));
+    path.with_context(|| format!("cargo built no {program}"))
+}
+
+/// kv-connector's test program, without what debuggers want of it: a small image boots sooner.
+fn engine(home: &Path) -> Result<PathBuf> {
+    let mut command = run::cargo();
+    command.args(["test", "--locked", "--package", "kv-connector", "--no-run", "--test", ENGINE]);
+    command.args(["--message-format", "json-render-diagnostics"]);
+    let finished = run::logged("e2e dax engine build", &mut command)?;
+    ensure!(finished.success, "kv-connector's test program does not build");
+    let stripped = home.join(ENGINE);
+    let built = executable(&finished.log, ENGINE)?;
+    succeed(Command::new("strip").arg("-o").arg(&stripped).arg(&built))?;
+    Ok(stripped)
 }

@@ -16,8 +16,13 @@ const INIT: &str = include_str!("init.sh");
 const MODULES: &[&str] = &["nfit", "nd_pmem", "device_dax", "dax_pmem", "kmem"];
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Writes the archive and says where.
-pub(super) fn make(home: &Path, parts: &Parts, programs: &[PathBuf]) -> Result<PathBuf> {
+/// Writes the archive and says where. `loading` is a program that loads libraries, the others need none.
+pub(super) fn make(
+    home: &Path,
+    parts: &Parts,
+    programs: &[PathBuf],
+    loading: &Path,
+) -> Result<PathBuf> {
     let mut archive = Archive::default();
     for directory in ["bin", "dev", "lib", "lib64", "modules", "proc", "run", "sys", "tmp"] {
         archive.directory(directory);
@@ -30,6 +35,7 @@ pub(super) fn make(home: &Path, parts: &Parts, programs: &[PathBuf]) -> Result<P
         archive.copy(&format!("bin/{tool}"), &path)?;
         libraries.extend(libraries_of(&path, &parts.tools)?);
     }
+    libraries.extend(libraries_of(loading, &parts.tools)?);
     for library in libraries {
         let name = library.file_name().context("a library has a name")?.display().to_string();
         archive.copy(&format!("lib/{name}"), &library)?;
@@ -42,7 +48,7 @@ pub(super) fn make(home: &Path, parts: &Parts, programs: &[PathBuf]) -> Result<P
         order.push('\n');
     }
     archive.file("modules/order", order.as_bytes());
-    for program in programs {
+    for program in programs.iter().map(PathBuf::as_path).chain([loading]) {
         let name = program.file_name().context("a program has a name")?.display().to_string();
         let name = name.rsplit_once('-').map_or(name.as_str(), |(name, _hash)| name);
         archive.copy(&format!("bin/{name}"), program)?;

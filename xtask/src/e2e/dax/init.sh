@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The guest's first process: makes a Device-DAX device of its NVDIMM and runs kv-cxl's test programs on it.
+# The guest's first process: makes a Device-DAX device of its NVDIMM and runs test programs of kv-cxl and kv-connector on it.
 /bin/busybox --install -s /bin
 export PATH=/bin LD_LIBRARY_PATH=/lib RUST_BACKTRACE=0
 mount -t proc proc /proc
@@ -31,11 +31,21 @@ tests)
     daxctl reconfigure-device --mode=system-ram --no-online dax0.0 > /tmp/daxctl 2>&1 || cat /tmp/daxctl
     KVBRAID_DAX_SYSTEM_RAM=/dev/dax0.0 run dax_device --exact a_device_that_is_system_ram_says_how_to_get_it_back
     daxctl reconfigure-device --mode=devdax --force dax0.0 > /tmp/daxctl 2>&1 || cat /tmp/daxctl
+    # A store of the second part of the device, whose process is killed; then an engine on the first part, killed with the
+    # machine.
+    KVBRAID_DAX_STORE=/dev/dax0.0 dax_device --exact store_until_killed > /tmp/stored 2>&1 &
+    tries=0
+    while ! grep -q "STORED 20" /tmp/stored && [ $tries -lt 300 ]; do sleep 0.1; tries=$((tries + 1)); done
+    kill -9 $!
+    wait $! 2> /dev/null
+    sed -n 's/.*STORED \([0-9]*\)$/GUEST killed a store after \1/p' /tmp/stored | tail -1
+    KVBRAID_FLASH=/dev/dax0.0 run dax_engine --exact an_engine_stores_claims_and_reads_on_a_device
     echo "GUEST stores, up $(cut -d' ' -f1 /proc/uptime) s"
-    KVBRAID_DAX_STORE=/dev/dax0.0 dax_device --exact store_until_killed
+    KVBRAID_FLASH=/dev/dax0.0 KVBRAID_FLASH_STORE=/dev/dax0.0 dax_engine --exact store_until_killed
     ;;
 recover)
-    KVBRAID_DAX_STORED=$(word stored) run dax_device --exact what_was_stored_before_a_kill_is_recovered_after_it
+    KVBRAID_DAX_STORED=$(word killed) run dax_device --exact what_was_stored_before_a_kill_is_recovered_after_it
+    KVBRAID_FLASH=/dev/dax0.0 KVBRAID_FLASH_STORED=$(word stored) run dax_engine --exact what_an_engine_had_stored_before_a_kill_is_found_again
     ;;
 esac
 echo "GUEST end, up $(cut -d' ' -f1 /proc/uptime) s"
