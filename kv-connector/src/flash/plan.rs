@@ -142,8 +142,9 @@ mod tests {
     #[test]
     fn who_waits_starts_when_those_that_run_have_written_what_they_will() {
         // b writes 5 more; then w0 has its prompt computed, and a has 11 left.
+        // When a ends, w1 has its prompt computed, and w0 has 9 left.
         let found = times(&schedule(), &[20], 0);
-        assert_eq!(found, [Some(500), Some(500 + 500 + 1100), Some(500 + 500 + 1100 + 500 + 400)]);
+        assert_eq!(found, [Some(500), Some(500 + 500 + 1100), Some(2100 + 500 + 900)]);
         assert_eq!(times(&schedule(), &[20], 450 * MS)[0], Some(50));
         assert_eq!(times(&schedule(), &[20], 900 * MS)[0], Some(0));
         // A prompt that is being computed comes first.
