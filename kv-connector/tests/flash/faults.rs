@@ -27,6 +27,12 @@ struct Orders {
     /// Says that it is done and brings nothing.
     stage_lies: AtomicBool,
     read_fails: AtomicBool,
+    /// A byte of what is read is another.
+    read_rots: AtomicBool,
+    /// Nothing that is being staged ends.
+    stage_held: AtomicBool,
+    staging: AtomicU64,
+    poll_panics: AtomicBool,
     /// Each read waits until so many were under way at once.
     readers_wanted: AtomicU64,
     reading: AtomicU64,
@@ -70,10 +76,15 @@ impl FastTier for Failing {
             self.failed.push(StageEvent::Failed(id, error));
             return Ok(());
         }
+        self.orders.staging.fetch_add(1, Ordering::Relaxed);
         self.inner.submit_stage(id, extents, now_ns)
     }
 
     fn poll(&mut self, now_ns: u64, events: &mut Vec<StageEvent>) -> Option<u64> {
+        assert!(!self.orders.poll_panics.load(Ordering::Relaxed), "as asked");
+        if self.orders.stage_held.load(Ordering::Relaxed) {
+            return Some(now_ns + 1_000_000);
+        }
         events.append(&mut self.failed);
         self.inner.poll(now_ns, events)
     }
@@ -168,6 +179,9 @@ impl MediumReader for BadReader {
             std::thread::yield_now();
         }
         let read = self.inner.read(offset, into);
+        if orders.read_rots.load(Ordering::Relaxed) {
+            into[into.len() - 1] ^= 1;
+        }
         orders.reading.fetch_sub(1, Ordering::Relaxed);
         read
     }
@@ -310,4 +324,69 @@ fn the_device_never_protects_more_than_the_budget_whatever_is_claimed_and_cancel
     until(&rig.engine, |status| status.protected_bytes == 0 && status.reserved_bytes == 0);
     assert!(rig.orders.protected.lock().unwrap().is_empty());
     assert_eq!(rig.engine.stats().chunks_leased, 0);
+}
+
+impl Rig {
+    fn until_staging(&self, count: u64) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.orders.staging.load(Ordering::Relaxed) < count {
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_claim_cancelled_on_the_way_stages_no_more_than_the_device_has() {
+    let rig = rig(Pinning::IfAllowed, |_| {});
+    rig.orders.stage_held.store(true, Ordering::Relaxed);
+    rig.engine.claim("r", &keys(0..12), NOW);
+    rig.until_staging(8);
+    assert!(rig.engine.cancel("r"));
+    // What the device is bringing in stays protected until it is there.
+    std::thread::sleep(Duration::from_millis(50));
+    let status = claims(&rig.engine);
+    assert_eq!((status.states["stage_draining"], status.released), (1, 0));
+    assert!(status.protected_bytes > 8 << 20, "{status:?}");
+    rig.orders.stage_held.store(false, Ordering::Relaxed);
+    let status = until(&rig.engine, |status| status.released == 1 && status.protected_bytes == 0);
+    assert_eq!((status.staged_chunks, status.cancelled, status.ready), (8, 1, 0));
+    assert_eq!(rig.engine.stats().chunks_leased, 0);
+}
+
+#[test]
+fn a_chunk_that_was_dropped_while_it_was_staged_is_not_ready() {
+    let rig = rig(Pinning::IfAllowed, |_| {});
+    let keys = keys(0..2);
+    rig.orders.stage_held.store(true, Ordering::Relaxed);
+    rig.engine.claim("r", &keys, NOW);
+    rig.until_staging(2);
+    rig.orders.read_rots.store(true, Ordering::Relaxed);
+    assert_eq!(load(&rig.engine, &keys[..1]).0.hits(), 0);
+    rig.orders.read_rots.store(false, Ordering::Relaxed);
+    rig.orders.stage_held.store(false, Ordering::Relaxed);
+    let status = until(&rig.engine, |status| status.released == 1 && status.protected_bytes == 0);
+    assert_eq!((status.failed, status.ready, status.failed_chunks), (1, 0, 1));
+    assert_eq!(load(&rig.engine, &keys).0.hits(), 1);
+}
+
+#[test]
+fn a_staging_thread_that_panics_leaves_a_tier_without_claims() {
+    let rig = rig(Pinning::IfAllowed, |_| {});
+    let keys = keys(0..4);
+    rig.engine.claim("r", &keys, NOW);
+    until(&rig.engine, |status| status.states["ready"] == 1);
+    rig.orders.poll_panics.store(true, Ordering::Relaxed);
+    rig.engine.claim("other", &keys[..1], NOW);
+    let end = Instant::now() + Duration::from_secs(20);
+    while !rig.engine.claim("late", &keys, NOW).refused {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(rig.orders.protected.lock().unwrap().is_empty());
+    let stats = rig.engine.stats();
+    assert_eq!((stats.chunks_leased, claims(&rig.engine).protected_bytes), (0, 0));
+    assert_eq!(load(&rig.engine, &keys).0.hits(), 4);
+    assert!(!rig.engine.revise("r", NOW) && !rig.engine.cancel("r"));
+    assert!(rig.engine.close(Duration::from_secs(20)).drained);
 }
