@@ -63,8 +63,8 @@ impl Default for FlashSection {
             margin_percent: None,
             margin_ms: None,
             quantile_percent: None,
-            // 22 GiB for claims of 5 GiB: chosen in simulation, where lateness and protection are both seen.
-            late_price_percent: 440,
+            // 35 GiB for claims of 5 GiB: chosen in simulation, where lateness and protection are both seen.
+            late_price_percent: 700,
             staging_bytes_per_s: ByteSize::gib(1),
             in_flight_bytes: ByteSize::mib(64),
             read_threads: 8,

@@ -89,7 +89,9 @@ impl Plan {
     pub(super) fn time_to_use_ns(&self, request: &str, now_ns: u64) -> Option<u64> {
         let id = self.reads_with.get(&id_of(request))?;
         let ns = self.projection.time_to_use_ns(*id, self.as_of_ns)?;
-        Some(ns.saturating_sub(now_ns.saturating_sub(self.as_of_ns)))
+        // What lies beyond the horizon comes no nearer with time.
+        let elapsed_ns = if ns < HORIZON_NS { now_ns.saturating_sub(self.as_of_ns) } else { 0 };
+        Some(ns.saturating_sub(elapsed_ns))
     }
 
     /// That it is used within `within_ns` from `now_ns`, in thousandths.
@@ -156,6 +158,7 @@ mod tests {
     #[test]
     fn before_an_output_is_known_all_are_as_long_as_they_may_be() {
         assert_eq!(times(&schedule(), &[], 0)[0], Some(HORIZON_NS / MS), "8.5 s are beyond");
+        assert_eq!(times(&schedule(), &[], 5000 * MS)[0], Some(HORIZON_NS / MS));
         let mut short = schedule();
         short.running[1].output_tokens_max = Some(25);
         assert_eq!(times(&short, &[], 0)[0], Some(1000));

@@ -57,6 +57,15 @@ impl Policy for ByChance {
         self.by_chance.lead_ns(time_to_ready_ns, restage_ns)
     }
 
+    /// What is there already is only kept there: that is never too late to begin.
+    fn soon_ns(&self, time_to_ready_ns: u64) -> Option<u64> {
+        (time_to_ready_ns > 0).then(|| self.by_chance.soon_ns(time_to_ready_ns)).flatten()
+    }
+
+    fn takes_turns(&self) -> bool {
+        self.by_chance.takes_turns()
+    }
+
     fn commits_ahead(&self) -> bool {
         self.by_chance.commits_ahead()
     }
