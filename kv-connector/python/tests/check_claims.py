@@ -26,10 +26,12 @@ def payload(n: int) -> bytes:
 
 
 def opened(directory: Path, count: int = 12) -> Engine:
+    tier: dict[str, Any] = {"name": "f", "kind": "flash", "path": str(directory / "flash"), "capacity": "64 MiB"}
+    tier["flash"] = {"margin_ms": 5000}
     engine = Engine(
         {
             "engine": {"chunk_bytes_max": "1 MiB", "host_cache": "0", "staging": "16 MiB", "cache_stores": False},
-            "tier": [{"name": "f", "kind": "flash", "path": str(directory / "flash"), "capacity": "64 MiB"}],
+            "tier": [tier],
         }
     )
     assert engine.store(keys(count), [payload(n) for n in range(count)]) == ["staged"] * count
@@ -84,8 +86,8 @@ def test_a_schedule_says_when_claims_are_used(directory: Path) -> None:
         until(engine, use_by="tokens", schedules=1)
         time.sleep(0.1)
         assert until(engine, recorded=1)["staged_chunks"] == 0
-        # The slot is as good as free.
-        engine.schedule([("a", 0, 500, None)], waiting, slots=1, iteration_s=1.0, read_ahead=2)
+        # A second is left: less than the margin.
+        engine.schedule([("a", 0, 499, None)], waiting, slots=1, iteration_s=1.0, read_ahead=2)
         until(engine, ready=1, schedules=2)
         load(engine, 8)
         assert until(engine, released=1)["protected_chunks"] == 8
