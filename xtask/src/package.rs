@@ -31,7 +31,13 @@ pub(crate) fn check(packages: &[Package]) -> Result<bool> {
     for package in &published {
         let file = target.join(format!("{}.crate", folder(package)));
         let mut tar = Command::new("tar");
-        tar.arg("--extract").arg("--gzip").arg("--file").arg(file).current_dir(&unpacked);
+        // Files in packages are all of one time: cargo would take changed ones for what it built before.
+        tar.arg("--extract")
+            .arg("--touch")
+            .arg("--gzip")
+            .arg("--file")
+            .arg(file)
+            .current_dir(&unpacked);
         run::shown(&mut tar)?;
     }
     write_workspace(&unpacked, &published)?;

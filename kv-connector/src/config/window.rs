@@ -5,8 +5,13 @@ use kv_tiers::record_bytes;
 
 use super::Config;
 
-/// Where learning begins.
+/// Where learning begins with small chunks.
 const START: u32 = 8;
+/// With large ones it begins with about so many bytes: what a slow tier has in flight when nothing is left to claim is
+/// what a step ends with.
+const START_BYTES: u64 = 16 << 20;
+/// But with no fewer reads than this.
+const START_LEAST: u32 = 4;
 /// The largest learned window unless `window_max` says otherwise.
 const MAX: u32 = 32;
 /// And the smallest such bound, however little memory there is.
@@ -30,11 +35,12 @@ pub(crate) fn windows(config: &Config) -> Vec<KneeConfig> {
     };
     let left = (bytes / record / 2).saturating_sub(taken) / learned.max(1);
     let max = u32::try_from(left).unwrap_or(MAX).clamp(least, MAX);
+    let start = u32::try_from(START_BYTES / record).unwrap_or(START).clamp(START_LEAST, START);
     let window = |tier: &super::TierConfig| match tier.window {
         Some(fixed) => KneeConfig { min: fixed, max: fixed, start: fixed },
         None => {
             let max = tier.window_max.unwrap_or(max);
-            KneeConfig { min: 1, max, start: START.min(max) }
+            KneeConfig { min: 1, max, start: start.min(max) }
         }
     };
     let mut windows: Vec<_> = config.tiers.iter().map(window).collect();
@@ -81,6 +87,19 @@ mod tests {
     }
 
     #[test]
+    fn learning_begins_with_fewer_reads_of_larger_chunks() {
+        let mut config = Config::new(vec![TierConfig::memory("m", ByteSize::gib(1))]);
+        let mut start = |chunk| {
+            config.engine.chunk_bytes_max = chunk;
+            windows(&config)[0].start
+        };
+        assert_eq!(start(ByteSize::mib(1)), 8);
+        assert_eq!(start(ByteSize(3 << 20)), 5);
+        assert_eq!(start(ByteSize::mib(4)), 4);
+        assert_eq!(start(ByteSize::mib(64)), 4);
+    }
+
+    #[test]
     fn a_small_buffer_leaves_every_tier_a_part_of_it() {
         let tier = || TierConfig::memory("m", ByteSize::gib(1));
         let mut config = Config::new((0..8).map(|_| tier()).collect());
@@ -105,6 +124,6 @@ mod tests {
         let windows = windows(&config);
         assert_eq!(windows[0], KneeConfig { min: 40, max: 40, start: 40 });
         assert_eq!(windows[1], KneeConfig { min: 1, max: 3, start: 3 });
-        assert_eq!(windows[2], KneeConfig { min: 1, max: 20, start: 8 }, "63 slots less 43");
+        assert_eq!(windows[2], KneeConfig { min: 1, max: 20, start: 4 }, "63 slots less 43");
     }
 }
