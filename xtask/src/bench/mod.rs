@@ -9,7 +9,10 @@ mod staging;
 mod vllm;
 mod worker;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -118,6 +121,22 @@ fn write(name: &str, mut value: Value) -> Result<()> {
     fs::create_dir_all(directory()).with_context(|| format!("create {}", directory().display()))?;
     fs::write(&path, serde_json::to_string_pretty(&value)? + "\n")
         .with_context(|| format!("write {}", path.display()))
+}
+
+/// [`write()`], and a copy of it if asked.
+fn save(name: &str, value: Value, copy: Option<&Path>) -> Result<()> {
+    write(name, value)?;
+    if let Some(copy) = copy {
+        let from = directory().join(format!("{name}.json"));
+        fs::copy(&from, copy).with_context(|| format!("write {}", copy.display()))?;
+    }
+    Ok(())
+}
+
+/// Says why nothing was measured, also where results go: what an earlier run measured must not be read as this one's.
+fn save_skip(name: &str, why: &str, copy: Option<&Path>) -> Result<()> {
+    println!("SKIP bench {name}: {why}");
+    save(name, json!({"results": [], "device_mbps": [], "skipped": why, "parameters": {}}), copy)
 }
 
 fn criterion_line(bench: &str, result: &Value) -> Line {

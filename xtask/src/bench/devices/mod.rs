@@ -73,6 +73,19 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
+    /// Those of `all` that are asked for, in their order; all if none is named.
+    ///
+    /// # Errors
+    /// A name that is none of them.
+    pub(super) fn chosen_backends(&self, all: &[&'static str]) -> Result<Vec<&'static str>> {
+        for name in &self.backends {
+            ensure!(all.contains(&name.as_str()), "--backend {name}: there are {all:?}");
+        }
+        let is_chosen =
+            |name: &&str| self.backends.is_empty() || self.backends.iter().any(|it| it == name);
+        Ok(all.iter().copied().filter(is_chosen).collect())
+    }
+
     fn reps(&self) -> u32 {
         self.reps.unwrap_or(if self.quick { 2 } else { 5 })
     }

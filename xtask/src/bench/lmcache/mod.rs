@@ -27,9 +27,8 @@ use super::{
         signals::Signals,
         throttle::Throttle,
     },
-    directory,
+    directory, save, save_skip,
     worker::Place,
-    write,
 };
 use crate::{
     engines::{self, Absent},
@@ -80,14 +79,11 @@ impl Subject {
 /// Measures, writes `lmcache.json` or `hicache.json`, prints tables and aims; where the machine cannot, says why and
 /// does nothing.
 pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
-    for name in &options.backends {
-        let all = subject.backends();
-        ensure!(all.contains(&name.as_str()), "--backend {name}: there are {all:?}");
-    }
+    let mut wanted = options.chosen_backends(subject.backends())?;
     for name in &options.scenarios {
         ensure!(SCENARIOS.contains(&name.as_str()), "--scenario {name}: there are {SCENARIOS:?}");
     }
-    let skip = |why: &str| skip(subject, options, why);
+    let skip = |why: &str| save_skip(subject.name(), why, options.json.as_deref());
     let host = match Host::look() {
         Ok(host) => host,
         Err(Missing(why)) => return skip(&why),
@@ -99,7 +95,6 @@ pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
     let home = directory().join("lmcache");
     let packages = home.join("packages");
     let mut failed = subject.absent();
-    let mut wanted = options.backends(subject);
     let mut places = vec![packages.clone()];
     if wanted.contains(&"raw_block")
         && let Err(error) = fetch(&venv, &packages)
@@ -205,7 +200,7 @@ fn show(subject: Subject, options: &Options, measured: &Measured) -> Result<()> 
             "limits_mbps": LIMITS_MBPS,
         },
     });
-    save(subject, options, document)?;
+    save(subject.name(), document, options.json.as_deref())?;
     let [fast, slow] = LIMITS_MBPS;
     let title = format!("devices limited to {fast} and {slow} MB/s");
     print!("{}", table::draw(&title, &throttled.rows));
@@ -227,22 +222,6 @@ fn show(subject: Subject, options: &Options, measured: &Measured) -> Result<()> 
     Ok(())
 }
 
-fn save(subject: Subject, options: &Options, document: Value) -> Result<()> {
-    write(subject.name(), document)?;
-    if let Some(path) = &options.json {
-        let from = directory().join(subject.name()).with_extension("json");
-        fs::copy(&from, path).with_context(|| format!("write {}", path.display()))?;
-    }
-    Ok(())
-}
-
-fn skip(subject: Subject, options: &Options, why: &str) -> Result<()> {
-    println!("SKIP bench {}: {why}", subject.name());
-    // What an earlier run measured must not be read as this one's.
-    let nothing = json!({"results": [], "device_mbps": [], "skipped": why, "parameters": {}});
-    save(subject, options, nothing)
-}
-
 /// What the environment of the engines lacks, beside it.
 fn fetch(venv: &Path, packages: &Path) -> Result<()> {
     if packages.join("lmcache_rust_raw_block_io").exists() {
@@ -262,12 +241,4 @@ fn device_bytes(seconds: f64) -> [u64; 2] {
         ours + 4 * bytes(fast) + bytes(fast) / 5 + (1 << 30),
         ours + bytes(fast) + 2 * bytes(slow) + (1 << 29),
     ]
-}
-
-impl Options {
-    fn backends(&self, subject: Subject) -> Vec<&'static str> {
-        let all = subject.backends().iter().copied();
-        all.filter(|name| self.backends.is_empty() || self.backends.iter().any(|it| it == name))
-            .collect()
-    }
 }

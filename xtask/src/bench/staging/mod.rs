@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{directory, write};
+use super::{directory, save};
 use crate::run;
 
 /// Options of `staging`.
@@ -57,12 +57,8 @@ fn keep(name: &str, raw: &Path, json: Option<&Path>) -> Result<()> {
     let text = fs::read_to_string(raw).with_context(|| format!("read {}", raw.display()))?;
     let value: Value =
         serde_json::from_str(&text).with_context(|| format!("parse {}", raw.display()))?;
-    write(name, value)?;
-    let kept = directory().join(format!("{name}.json"));
-    if let Some(path) = json {
-        fs::copy(&kept, path).with_context(|| format!("write {}", path.display()))?;
-    }
-    println!("\nEvery row is in {}", kept.display());
+    save(name, value, json)?;
+    println!("\nEvery row is in {}", directory().join(format!("{name}.json")).display());
     Ok(())
 }
 

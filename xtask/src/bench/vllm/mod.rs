@@ -9,10 +9,10 @@ mod rows;
 mod study;
 mod table;
 
-use std::{env, fs, path::Path};
+use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::{
     backends::{ALL, CHUNK_BYTES, Load, TOKEN_BYTES},
@@ -26,9 +26,8 @@ use super::{
         signals::Signals,
         throttle::Throttle,
     },
-    directory,
+    directory, save, save_skip,
     worker::Place,
-    write,
 };
 use crate::{
     engines::{self, Absent},
@@ -87,9 +86,7 @@ impl Plan {
 
 /// Measures, writes `vllm.json`, prints the table; where the machine cannot, says why and does nothing.
 pub(super) fn bench(options: &Options) -> Result<()> {
-    for name in &options.backends {
-        ensure!(ALL.contains(&name.as_str()), "--backend {name}: there are {ALL:?}");
-    }
+    let backends = options.chosen_backends(&ALL)?;
     ensure!(options.scenarios.is_empty(), "--scenario: vllm has none");
     let host = match Host::look() {
         Ok(host) => host,
@@ -131,12 +128,7 @@ pub(super) fn bench(options: &Options) -> Result<()> {
         limits_mbps: LIMITS_MBPS,
         home: &home,
         trace: &root.join("xtask/data/mooncake_conversation_slice.jsonl.gz"),
-        backends: ALL
-            .into_iter()
-            .filter(|name| {
-                options.backends.is_empty() || options.backends.iter().any(|it| it == name)
-            })
-            .collect(),
+        backends,
         plan: &plan,
     };
     let found = study.run()?;
@@ -161,7 +153,7 @@ fn show(options: &Options, plan: &Plan, found: &Found) -> Result<()> {
             "load": machine_load(),
         },
     });
-    save(options, document)?;
+    save("vllm", document, options.json.as_deref())?;
     print!("{}", table::draw(found));
     for it in &found.failed {
         let text = |key: &str| it[key].as_str().unwrap_or_default();
@@ -178,22 +170,8 @@ fn machine_load() -> String {
     fs::read_to_string("/proc/loadavg").unwrap_or_default().trim().to_owned()
 }
 
-fn save(options: &Options, document: Value) -> Result<()> {
-    write("vllm", document)?;
-    if let Some(path) = &options.json {
-        copy(&directory().join("vllm.json"), path)?;
-    }
-    Ok(())
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::copy(from, to).with_context(|| format!("write {}", to.display())).map(drop)
-}
-
 fn skip(options: &Options, why: &str) -> Result<()> {
-    println!("SKIP bench vllm: {why}");
-    // What an earlier run measured must not be read as this one's.
-    save(options, json!({"results": [], "device_mbps": [], "skipped": why, "parameters": {}}))
+    save_skip("vllm", why, options.json.as_deref())
 }
 
 /// Why there is too little of it.
