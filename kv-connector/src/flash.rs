@@ -11,7 +11,6 @@ mod books;
 mod desk;
 mod open;
 mod plan;
-mod policy;
 mod ready;
 mod retrieving;
 mod schedule;
@@ -22,7 +21,6 @@ mod worker;
 pub(crate) use self::{
     desk::Desk,
     open::{open, open_to_look},
-    policy::{ByChance, UsualBytes},
     retrieving::Retrieving,
 };
 pub use self::{

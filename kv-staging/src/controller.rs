@@ -117,6 +117,7 @@ impl Controller {
         let id = ClaimId(self.next_id);
         let claim = Claim::new(id, objects);
         self.objects.record(claim.objects())?;
+        self.policy.recorded(claim.bytes());
         self.claims.insert(id, claim);
         self.next_id += 1;
         self.report.recorded += 1;

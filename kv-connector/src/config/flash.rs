@@ -2,17 +2,13 @@
 
 use kv_staging::{
     Controller, ControllerOptions, Reservation,
-    policy::{Demand, Immediate, QueueDepth, Static, Tempo, TempoQ},
+    policy::{ByChance, Demand, Immediate, QueueDepth, Static, Tempo, TempoQ},
 };
 use kv_tiers::record_bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{EngineConfig, TierConfig, TierKind};
-use crate::{
-    ByteSize, EngineError,
-    clock::ns_from_ms,
-    flash::{ByChance, UsualBytes},
-};
+use crate::{ByteSize, EngineError, clock::ns_from_ms};
 
 const HOUR_MS: u64 = 3_600_000;
 /// Of the memory that there is, so much may be protected: locking more than a cgroup allows ends the process.
@@ -120,7 +116,7 @@ impl FlashSection {
     }
 
     /// What decides when claims on a tier of `capacity` are staged.
-    pub(crate) fn controller(&self, capacity: ByteSize, usual: UsualBytes) -> Controller {
+    pub(crate) fn controller(&self, capacity: ByteSize) -> Controller {
         let mut options = ControllerOptions::new(self.protected_bytes(capacity));
         options.reservation = match self.reservation {
             FlashReservation::Eager => Reservation::Eager,
@@ -148,8 +144,7 @@ impl FlashSection {
                     ..TempoQ::default()
                 };
                 let by_quantile = Tempo { margin_percent, margin_ns };
-                let late_price_percent = self.late_price_percent;
-                let policy = ByChance { by_chance, by_quantile, late_price_percent, usual };
+                let policy = ByChance::new(by_chance, by_quantile, self.late_price_percent);
                 Controller::new(options, policy)
             }
         }

@@ -10,7 +10,7 @@ use kv_staging::{
     Claim, ClaimId, ClaimState, Controller, Effect, ObjectId, Retrieval, TimeToReady, TimeToUse,
 };
 
-use super::{plan::Plan, policy::UsualBytes, schedule::Schedule, status::Told, uses::Uses};
+use super::{plan::Plan, schedule::Schedule, status::Told, uses::Uses};
 use crate::{FlashSection, clock::ns_from_ms};
 
 #[derive(Debug)]
@@ -21,7 +21,6 @@ pub(super) struct State {
     pub(super) schedule: Option<(u64, Arc<Schedule>)>,
     /// Of ended requests, in tokens, the latest last.
     pub(super) outputs: VecDeque<u64>,
-    pub(super) usual: UsualBytes,
     pub(super) by_request: HashMap<Arc<str>, ClaimId>,
     pub(super) held: HashMap<ClaimId, Held>,
     /// Who claimed a chunk that nobody has read since.
@@ -142,7 +141,6 @@ impl State {
         let Some(claim) = self.controller.claim(id) else { return (0, 0) };
         let objects: Box<[ObjectId]> = claim.objects().iter().map(|object| object.id).collect();
         let counted = (objects.len() as u64, claim.bytes());
-        self.usual.recorded(counted.1);
         for object in &objects {
             self.unread.entry(*object).or_default().push(id);
         }

@@ -13,7 +13,6 @@ use kv_staging::{Claim, ClaimId, Object};
 use super::{
     books::{State, names, object_id},
     plan::{OUTPUTS_MAX, Plan},
-    policy::UsualBytes,
     schedule::Schedule,
     status::{ClaimStatus, Told},
     uses::Uses,
@@ -35,13 +34,11 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(super) fn new(section: FlashSection, capacity: ByteSize, places: Places) -> Self {
-        let usual = UsualBytes::default();
         let state = State {
-            controller: section.controller(capacity, usual.clone()),
+            controller: section.controller(capacity),
             uses: Uses::new(section.quantile_percent()),
             schedule: None,
             outputs: VecDeque::new(),
-            usual,
             by_request: HashMap::new(),
             held: HashMap::new(),
             unread: HashMap::new(),

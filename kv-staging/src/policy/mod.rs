@@ -1,5 +1,6 @@
 //! When a claim becomes eligible. One file a policy; all run behind one interface, so that they can be compared.
 
+mod by_chance;
 mod demand;
 mod fixed;
 mod immediate;
@@ -8,8 +9,8 @@ mod tempo;
 mod tempo_q;
 
 pub use self::{
-    demand::Demand, fixed::Static, immediate::Immediate, queue::QueueDepth, tempo::Tempo,
-    tempo_q::TempoQ,
+    by_chance::ByChance, demand::Demand, fixed::Static, immediate::Immediate, queue::QueueDepth,
+    tempo::Tempo, tempo_q::TempoQ,
 };
 
 /// What a policy may look at.
@@ -48,11 +49,16 @@ impl Outlook {
 /// Decides when a claim becomes eligible.
 ///
 /// # Contract
-/// The answer depends on the outlook alone. Eligible is for good: the policy is not asked again. Whether there is room is
+/// The answer depends on the outlook and on the claims recorded so far, nothing else. Eligible is for good: the policy is not asked again. Whether there is room is
 /// not its business. Every policy but [`Demand`] says yes once the retrieval is requested.
 pub trait Policy {
     /// For reports.
     fn name(&self) -> &'static str;
+
+    /// A claim of so many bytes was recorded: for policies that go by what is usual.
+    fn recorded(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
 
     /// Whether to commit the claim as soon as there is room.
     fn is_eligible(&self, outlook: &Outlook) -> bool;

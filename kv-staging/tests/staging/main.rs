@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod by_chance;
 mod cancel;
 mod claim;
 mod controller;

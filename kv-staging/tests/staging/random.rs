@@ -8,7 +8,7 @@ use std::{
 use kv_staging::{
     ClaimId, ClaimState, Controller, ControllerOptions, Effect, Object, ObjectId, Reservation,
     StagingNeed, TimeToReady, TimeToUse,
-    policy::{Immediate, QueueDepth, Tempo, TempoQ},
+    policy::{ByChance, Immediate, QueueDepth, Tempo, TempoQ},
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
@@ -79,6 +79,10 @@ impl Run {
             0 => Controller::new(options, Immediate),
             1 => Controller::new(options, QueueDepth { claims: 2 }),
             2 => Controller::new(options, Tempo { margin_percent: 0, margin_ns: 0 }),
+            3 => {
+                let tempo = Tempo { margin_percent: 0, margin_ns: 0 };
+                Controller::new(options, ByChance::new(TempoQ::default(), tempo, 200))
+            }
             _ => Controller::new(options, TempoQ { late_price_bytes: 20, ..TempoQ::default() }),
         };
         Self {
@@ -239,7 +243,7 @@ proptest! {
 
     #[test]
     fn the_books_add_up_whatever_happens(
-        policy in 0..4_u8,
+        policy in 0..5_u8,
         lazy: bool,
         narrow: bool,
         steps in vec(any_step(), 0..120),
