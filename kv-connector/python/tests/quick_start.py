@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 TIERS = ("nvme", "all")
 """Directories of the tiers below a home."""
 CHUNK = "1 MiB"

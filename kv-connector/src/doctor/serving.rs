@@ -143,7 +143,7 @@ fn agrees(diagnosis: &mut Diagnosis, words: &Words, namespace: Option<&Namespace
 fn adapter(diagnosis: &mut Diagnosis, words: &Words, namespace: Option<&Namespace>) {
     let what = lm("--l2-adapter");
     let specs = words.values("--l2-adapter");
-    let fix = "see the quick start in kv-connector's README";
+    let fix = "see the quick start in the README";
     let mut ours = None;
     for spec in specs {
         match serde_json::from_str::<Value>(spec) {
@@ -201,7 +201,7 @@ fn vllm(diagnosis: &mut Diagnosis, text: &str) {
 fn sglang(diagnosis: &mut Diagnosis, text: &str, namespace: Option<&Namespace>) {
     let flag = "--hicache-storage-backend-extra-config";
     let what = format!("sglang {flag}");
-    let fix = "see the quick start in kv-connector's README";
+    let fix = "see the quick start in the README";
     let Some(config) = json(text, flag) else {
         diagnosis.fail(what, "is no JSON, or not given", ("HiCache has no storage", fix));
         return;

@@ -20,7 +20,7 @@ pub(super) fn run(report: &mut Report) -> Result<()> {
         }
     };
     // It has only what the environment lacks.
-    let readme = run::root().join("kv-connector/README.md");
+    let readme = run::root().join("README.md");
     let variables = [
         ("PYTHONPATH", env::join_paths([sglang])?.to_string_lossy().into_owned()),
         ("KVBRAID_README", readme.to_string_lossy().into_owned()),
