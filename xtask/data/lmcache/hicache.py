@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from content import Content
+from mooncake_master import Mooncake
 from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
@@ -40,13 +41,18 @@ class HiCachePool:
             )
         ranks = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1}
         flags = {"is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True}
-        config = HiCacheStorageConfig(**ranks, **flags, model_name="bench/model", extra_config=order["extra"])
-        self._storage = StorageBackendFactory.create_backend(order["hicache"], config, self._pool)
-        self._storage.register_mem_pool_host(self._pool)
-        self._is_v1 = bool(order["extra"].get("interface_v1"))
+        self._mooncake = Mooncake(order["mooncake"]) if "mooncake" in order else None
+        extra = order["extra"] | (self._mooncake.client if self._mooncake else {})
+        self._config = HiCacheStorageConfig(**ranks, **flags, model_name="bench/model", extra_config=extra)
+        self._kind, self._is_v1 = order["hicache"], order["hicache"] != "file"
+        self._open()
         self._content = Content(shape.chunk_bytes)
         self._names = [self._content.digest(number).hex() for number in range(shape.chunks)]
         self._hits: list[int] = []
+
+    def _open(self) -> None:
+        self._storage = StorageBackendFactory.create_backend(self._kind, self._config, self._pool)
+        self._storage.register_mem_pool_host(self._pool)
 
     def _batches(self) -> list[range]:
         ends = range(0, len(self._names), STORAGE_BATCH_SIZE)
@@ -63,14 +69,36 @@ class HiCachePool:
                 self._content.fill(number, View(page))
                 self._pool.set_from_flat_data_page(number * PAGE, page)
             names = [self._names[it] for it in batch]
-            if self._is_v1:
-                stored = all(self._storage.batch_set_v1(names, self._places(batch)))
+            if self._mooncake:
+                self._store_patiently(names, self._places(batch))
+            elif self._is_v1:
+                assert all(self._storage.batch_set_v1(names, self._places(batch))), "pages were refused"
             else:
-                stored = self._storage.batch_set(names, [self._page(it) for it in batch])
-            assert stored, "pages were refused"
+                assert self._storage.batch_set(names, [self._page(it) for it in batch]), "pages were refused"
+        if self._mooncake:
+            self._leave_memory(self._mooncake)
         engine = getattr(self._storage, "_engine", None)
         assert engine is None or engine.flush(WAIT_S), "staging is not empty"
         self._pool.kv_buffer.zero_()
+
+    def _store_patiently(self, names: list[str], places: torch.Tensor) -> None:
+        """Mooncake refuses pages until its memory has room; those that it has it does not take again."""
+        end = time.monotonic() + WAIT_S
+        while not all(self._storage.batch_set_v1(names, places)):
+            if time.monotonic() > end:
+                raise TimeoutError("pages are refused")
+            time.sleep(0.1)
+
+    def _leave_memory(self, mooncake: Mooncake) -> None:
+        keys, _, _ = self._storage._batch_preprocess(
+            self._storage._tag_keys(self._names), self._places(range(len(self._names)))
+        )
+        mooncake.flush(self._storage.store, keys)
+        self._storage = None
+        mooncake.restart()
+        self._open()
+        # Its memory for what is read is faulted in by the first who reads.
+        self.read()
 
     def _places(self, batch: range) -> torch.Tensor:
         return torch.arange(batch.start * PAGE, batch.stop * PAGE)
@@ -118,3 +146,5 @@ class HiCachePool:
         close = getattr(self._storage, "close", None)
         if close is not None:
             close()
+        if self._mooncake:
+            self._mooncake.close()

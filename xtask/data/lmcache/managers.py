@@ -204,19 +204,12 @@ class Answers:
 
 
 class InProcess:
-    """The storage manager inside a serving engine, with its LocalDiskBackend."""
+    """The storage manager inside a serving engine, with its LocalDiskBackend or a RemoteBackend."""
 
-    BACKEND = "LocalDiskBackend"
-
-    def __init__(self, shape: Shape, path: str, threads: int, is_async: bool) -> None:
+    def __init__(self, shape: Shape, backend: str, options: dict[str, Any], is_async: bool) -> None:
         two, layers, tokens, width = shape.tensor
         config = LMCacheEngineConfig.from_defaults(
-            local_cpu=False,
-            max_local_cpu_size=shape.memory_gib,
-            local_disk=path,
-            max_local_disk_size=2 * shape.memory_gib,
-            enable_async_loading=is_async,
-            extra_config={"use_odirect": True, "disk_io_threads": threads},
+            local_cpu=False, max_local_cpu_size=shape.memory_gib, enable_async_loading=is_async, **options
         )
         self._metadata = LMCacheMetadata(
             MODEL, 1, 1, 0, 0, torch.bfloat16, (layers, two, tokens, width // 64, 64), role="worker"
@@ -226,6 +219,7 @@ class InProcess:
         self._manager = in_process.StorageManager(
             config, self._metadata, event_manager=self._events, async_lookup_server=self._answers
         )
+        self._name, self._backend = backend, self._manager.storage_backends[backend]
         self._is_async, self._tokens = is_async, tokens
         self._content = Content(shape.chunk_bytes)
         self._requests = [
@@ -239,18 +233,20 @@ class InProcess:
         return int.from_bytes(self._content.digest(number)[:8], "big") >> 1
 
     def store(self) -> None:
-        shapes, types = self._metadata.get_shapes(), self._metadata.get_dtypes()
-        backend = self._manager.storage_backends[self.BACKEND]
         for request in self._requests:
-            objects = self._manager.batched_allocate(shapes, types, len(request), MemoryFormat.KV_2LTD)
-            for number, found in zip(request.values(), objects, strict=True):
-                self._content.fill(number, found)
-            self._manager.batched_put(list(request), objects)
+            self._put(request)
             end = time.monotonic() + WAIT_S
-            while not all(backend.contains(key) for key in request):
+            while not all(self._backend.contains(key) for key in request):
                 if time.monotonic() > end:
                     raise TimeoutError("stores do not end")
                 time.sleep(0.005)
+
+    def _put(self, request: dict[Any, int]) -> None:
+        shapes, types = self._metadata.get_shapes(), self._metadata.get_dtypes()
+        objects = self._manager.batched_allocate(shapes, types, len(request), MemoryFormat.KV_2LTD)
+        for number, found in zip(request.values(), objects, strict=True):
+            self._content.fill(number, found)
+        self._manager.batched_put(list(request), objects)
 
     def read(self) -> int:
         self._read = []
@@ -259,7 +255,7 @@ class InProcess:
     def _read_sync(self) -> int:
         """As a serving engine's worker: request after request."""
         for request in self._requests:
-            objects = self._manager.batched_get(list(request), location=self.BACKEND)
+            objects = self._manager.batched_get(list(request), location=self._name)
             for number, found in zip(request.values(), objects or (), strict=False):
                 if found is None:
                     break

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import alone
+import psutil
 from answering import drop_pages, serve
 from managers import InProcess, MultiProcess, Shape
 
@@ -15,7 +16,8 @@ from managers import InProcess, MultiProcess, Shape
 def cpu_s() -> float:
     """CPU time of this process and its children so far, all threads, user and system."""
     each = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(it.ru_utime + it.ru_stime for it in each)
+    alive = [child.cpu_times() for child in psutil.Process().children()]
+    return sum(it.ru_utime + it.ru_stime for it in each) + sum(it.user + it.system for it in alive)
 
 
 def manager(order: dict[str, Any]) -> Any:
@@ -25,8 +27,14 @@ def manager(order: dict[str, Any]) -> Any:
         from hicache import HiCachePool
 
         return HiCachePool(shape, order)
+    if "mooncake" in order:
+        from mooncake_connector import MooncakeConnector
+
+        return MooncakeConnector(shape, order["mooncake"])
     if "local_disk" in order:
-        return InProcess(shape, order["local_disk"], order["threads"], order["async"])
+        options = {"local_disk": order["local_disk"], "max_local_disk_size": 2 * shape.memory_gib}
+        options["extra_config"] = {"use_odirect": True, "disk_io_threads": order["threads"]}
+        return InProcess(shape, "LocalDiskBackend", options, order["async"])
     return MultiProcess(shape, order["adapters"])
 
 

@@ -5,9 +5,19 @@ use std::{fs::File, path::Path};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-pub(super) const LMCACHE: [&str; 6] =
-    ["kvbraid", "fs_native", "raw_block", "two_stock", "local_disk_sync", "local_disk_async"];
-pub(super) const HICACHE: [&str; 2] = ["kvbraid", "hicache_file"];
+/// With SSD offload. Of LMCache it is the in-process connector: its server's adapter is made of an extension,
+/// `lmcache_mooncake`, that no wheel of LMCache 0.5.6 has.
+pub(super) const MOONCAKE: &str = "mooncake";
+pub(super) const LMCACHE: [&str; 7] = [
+    "kvbraid",
+    "fs_native",
+    "raw_block",
+    "two_stock",
+    "local_disk_sync",
+    "local_disk_async",
+    MOONCAKE,
+];
+pub(super) const HICACHE: [&str; 3] = ["kvbraid", "hicache_file", MOONCAKE];
 pub(super) const CHUNK_BYTES: u64 = 4 << 20;
 pub(super) const REQUESTS: u64 = 16;
 /// Threads that read for a stock back end.
@@ -27,18 +37,39 @@ pub(super) fn is_ours(name: &str) -> bool {
     name == "kvbraid"
 }
 
+/// How often the chunks of a step on one tier lie on the fast device, with these back ends: some share what was stored.
+pub(super) fn stores(names: &[&str]) -> u64 {
+    let shared = |name: &&str| match *name {
+        "two_stock" => names.contains(&"fs_native"),
+        "local_disk_async" => names.contains(&"local_disk_sync"),
+        _ => false,
+    };
+    names.iter().filter(|name| !is_ours(name) && !shared(name)).count() as u64
+}
+
 /// How a worker opens a back end of SGLang's HiCache, for so many pages.
 pub(super) fn hicache(name: &str, mounts: &Mounts<'_>, chunks: u64) -> Value {
-    let (kind, extra) = if is_ours(name) {
-        let extra = json!({"backend_name": "kvbraid", "module_path": "kvbraid.sglang",
-            "class_name": "HiCache", "interface_v1": 1, "weights": "none",
-            "config": configuration(mounts, chunks)});
-        ("dynamic", extra)
-    } else {
-        ("file", json!({"file_storage_path": mounts.fast.join("hicache_file")}))
+    let mut order = json!({
+        "do": "open", "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "requests": REQUESTS,
+        "paths": paths(mounts),
+    });
+    let (kind, extra) = match name {
+        "kvbraid" => (
+            "dynamic",
+            json!({"backend_name": "kvbraid", "module_path": "kvbraid.sglang",
+                "class_name": "HiCache", "interface_v1": 1, "weights": "none",
+                "config": configuration(mounts, chunks)}),
+        ),
+        MOONCAKE => {
+            order["mooncake"] = json!(mounts.fast.join("mooncake"));
+            // The worker adds where its master is.
+            ("mooncake", json!({}))
+        }
+        _ => ("file", json!({"file_storage_path": mounts.fast.join("hicache_file")})),
     };
-    json!({"do": "open", "chunk_bytes": CHUNK_BYTES, "chunks": chunks, "requests": REQUESTS,
-        "paths": paths(mounts), "hicache": kind, "extra": extra})
+    order["hicache"] = json!(kind);
+    order["extra"] = extra;
+    order
 }
 
 fn paths(mounts: &Mounts<'_>) -> [String; 2] {
@@ -61,6 +92,7 @@ pub(super) fn lmcache(name: &str, mounts: &Mounts<'_>, chunks: u64) -> Result<Va
         "fs_native" => order["adapters"] = json!([files(mounts.fast)]),
         "two_stock" => order["adapters"] = json!([files(mounts.fast), files(mounts.slow)]),
         "raw_block" => order["adapters"] = json!([raw_block(mounts.fast, chunks)?]),
+        MOONCAKE => order["mooncake"] = json!(mounts.fast.join("mooncake")),
         _ => {
             order["local_disk"] = json!(format!("{}/", mounts.fast.join("local_disk").display()));
             order["threads"] = json!(THREADS);
@@ -111,6 +143,26 @@ mod tests {
     use std::env;
 
     use super::*;
+
+    #[test]
+    fn back_ends_that_read_the_same_files_need_room_once() {
+        assert_eq!(stores(&LMCACHE), 4);
+        assert_eq!(stores(&HICACHE), 2);
+        assert_eq!(stores(&["two_stock"]), 1);
+        assert_eq!(stores(&["kvbraid"]), 0);
+    }
+
+    #[test]
+    fn mooncake_is_on_the_fast_device() {
+        let (fast, slow) = (env::temp_dir(), env::temp_dir().join("slow"));
+        let mounts = Mounts { fast: &fast, slow: &slow };
+        let place = json!(fast.join("mooncake"));
+        let order = lmcache(MOONCAKE, &mounts, 10).unwrap();
+        assert_eq!(order["mooncake"], place);
+        assert!(order["adapters"].is_null() && order["local_disk"].is_null());
+        let order = hicache(MOONCAKE, &mounts, 10);
+        assert_eq!((&order["mooncake"], &order["hicache"]), (&place, &json!("mooncake")));
+    }
 
     #[test]
     fn stock_back_ends_read_the_fast_device_without_the_page_cache() {

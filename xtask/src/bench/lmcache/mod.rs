@@ -10,13 +10,17 @@ pub(super) mod rows;
 mod study;
 mod table;
 
-use std::{env, fs, path::Path, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use self::{
-    backends::CHUNK_BYTES,
+    backends::{CHUNK_BYTES, MOONCAKE},
     study::{Found, Study, step_chunks},
 };
 use super::{
@@ -38,9 +42,6 @@ use crate::{
 
 /// What LMCache's raw block store needs, and does not bring.
 const RAW_BLOCK: &str = "lmcache_rust_raw_block_io==0.5.7rc2";
-/// Why one back end is not among them.
-const MOONCAKE: &str =
-    "LMCache's wheel comes without lmcache_mooncake, the extension that this adapter is made of";
 pub(super) const SCENARIOS: [&str; 2] = ["throttled", "unthrottled"];
 /// The bare disk is a second scenario, not the judged one.
 const BARE_REPS_MAX: u32 = 2;
@@ -66,14 +67,6 @@ impl Subject {
             Self::Hicache => &backends::HICACHE,
         }
     }
-
-    /// What cannot be measured, whatever the machine.
-    fn absent(self) -> Vec<Value> {
-        match self {
-            Self::Lmcache => vec![json!({"backend": "mooncake", "why": MOONCAKE})],
-            Self::Hicache => Vec::new(),
-        }
-    }
 }
 
 /// Measures, writes `lmcache.json` or `hicache.json`, prints tables and aims; where the machine cannot, says why and
@@ -93,25 +86,27 @@ pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
         Err(Absent(why)) => return skip(&why),
     };
     let home = directory().join("lmcache");
-    let packages = home.join("packages");
-    let mut failed = subject.absent();
-    let mut places = vec![packages.clone()];
-    if wanted.contains(&"raw_block")
-        && let Err(error) = fetch(&venv, &packages)
-    {
-        wanted.retain(|it| *it != "raw_block");
-        failed.push(json!({"backend": "raw_block", "why": format!("{RAW_BLOCK}: {error:#}")}));
-    }
+    let (mut places, mut skipped) = (Vec::new(), Vec::new());
     if subject == Subject::Hicache {
         match engines::sglang() {
             Ok(place) => places.push(place),
             Err(Absent(why)) => return skip(&why),
         }
     }
+    wanted.retain(|name| match packages(name, &venv, &home) {
+        Ok(found) => {
+            places.extend(found);
+            true
+        }
+        Err(error) => {
+            skipped.push(json!({"backend": name, "why": format!("{error:#}")}));
+            false
+        }
+    });
     // Before any thread or child exists: they inherit which signals are blocked.
     let signals = Signals::listen()?;
     let seconds = options.seconds();
-    let setup = match Setup::new(&home, &host, device_bytes(seconds)) {
+    let setup = match Setup::new(&home, &host, device_bytes(seconds, &wanted)) {
         Ok(setup) => setup,
         Err(error) if error.is::<Missing>() => return skip(&format!("{error:#}")),
         Err(error) => return Err(error),
@@ -137,9 +132,9 @@ pub(super) fn bench(subject: Subject, options: &Options) -> Result<()> {
         backends: wanted,
         seconds,
     };
-    let measured = measure(&study, options, failed)?;
+    let measured = measure(&study, options)?;
     ensure!(!signals.arrived(), "stopped by a signal");
-    show(subject, options, &measured)
+    show(subject, options, &measured, &skipped)
 }
 
 /// Everything that was measured, and what could not be.
@@ -150,11 +145,8 @@ struct Measured {
     failed: Vec<Value>,
 }
 
-fn measure<'a>(
-    study: &'a Study<'a>,
-    options: &Options,
-    mut failed: Vec<Value>,
-) -> Result<Measured> {
+fn measure<'a>(study: &'a Study<'a>, options: &Options) -> Result<Measured> {
+    let mut failed = Vec::new();
     let reps = options.reps.unwrap_or(if options.quick { 2 } else { 7 });
     let (mut throttled, mut bare) = (Found::default(), Found::default());
     study.limit(true)?;
@@ -182,7 +174,7 @@ fn measure<'a>(
     Ok(Measured { throttled, bare, overhead, failed })
 }
 
-fn show(subject: Subject, options: &Options, measured: &Measured) -> Result<()> {
+fn show(subject: Subject, options: &Options, measured: &Measured, skipped: &[Value]) -> Result<()> {
     let Measured { throttled, bare, overhead, failed } = measured;
     let rows = |found: &Found| found.rows.iter().map(rows::Row::to_json).collect::<Vec<_>>();
     let verdicts = table::verdicts(&throttled.rows, &throttled.device_mbps);
@@ -194,6 +186,7 @@ fn show(subject: Subject, options: &Options, measured: &Measured) -> Result<()> 
         "unthrottled": rows(bare),
         "overhead": overhead,
         "failed": failed,
+        "skipped": skipped,
         "aims": aims,
         "parameters": {
             "chunk_bytes": CHUNK_BYTES, "requests": backends::REQUESTS, "seconds": options.seconds(),
@@ -208,10 +201,13 @@ fn show(subject: Subject, options: &Options, measured: &Measured) -> Result<()> 
     let rates: Vec<_> = throttled.device_mbps.iter().map(|it| format!("{it:.1} MB/s")).collect();
     println!("\nalone, the devices gave {}", rates.join(" and "));
     print!("{}", overhead.as_ref().map(table::overhead).unwrap_or_default());
-    for it in failed {
-        let text = |key: &str| it[key].as_str().unwrap_or_default();
-        println!("FAILED {} {}: {}", text("backend"), text("scenario"), text("why"));
+    for (what, list) in [("FAILED", &failed[..]), ("SKIP", skipped)] {
+        for it in list {
+            let text = |key: &str| it[key].as_str().unwrap_or_default();
+            println!("{what} {} {}: {}", text("backend"), text("scenario"), text("why"));
+        }
     }
+    println!("{} failed, {} skipped", failed.len(), skipped.len());
     for (met, what) in verdicts {
         println!("{:<6} {what}", if met { "met" } else { "MISSED" });
     }
@@ -222,23 +218,43 @@ fn show(subject: Subject, options: &Options, measured: &Measured) -> Result<()> 
     Ok(())
 }
 
-/// What the environment of the engines lacks, beside it.
-fn fetch(venv: &Path, packages: &Path) -> Result<()> {
-    if packages.join("lmcache_rust_raw_block_io").exists() {
-        return Ok(());
+/// Where packages are that a back end needs and the environment of the engines lacks.
+///
+/// # Errors
+/// If this machine cannot have them, or not what they need: then the back end is skipped.
+fn packages(name: &str, venv: &Path, home: &Path) -> Result<Option<PathBuf>> {
+    match name {
+        "raw_block" => raw_block(venv, &home.join("packages")).context(RAW_BLOCK).map(Some),
+        MOONCAKE => mooncake(venv).map(Some),
+        _ => Ok(None),
     }
-    let mut pip = Command::new(venv.join("bin/pip"));
-    pip.args(["install", "--quiet", "--no-deps", "--target"]).arg(packages).arg(RAW_BLOCK);
-    quiet(&mut pip)
 }
 
-/// Ours on both; on the fast one files, a raw block store, in-process files and what is read alone; and some room.
-fn device_bytes(seconds: f64) -> [u64; 2] {
+fn raw_block(venv: &Path, packages: &Path) -> Result<PathBuf> {
+    if !packages.join("lmcache_rust_raw_block_io").exists() {
+        let mut pip = Command::new(venv.join("bin/pip"));
+        pip.args(["install", "--quiet", "--no-deps", "--target"]).arg(packages).arg(RAW_BLOCK);
+        quiet(&mut pip)?;
+    }
+    Ok(packages.to_owned())
+}
+
+fn mooncake(venv: &Path) -> Result<PathBuf> {
+    let place = engines::mooncake().map_err(|Absent(why)| anyhow!(why))?;
+    // Run as a program it says what it lacks.
+    let mut python = Command::new(venv.join("bin/python"));
+    python.arg(run::root().join("xtask/data/lmcache/mooncake_master.py"));
+    quiet(python.env("PYTHONPATH", &place))?;
+    Ok(place)
+}
+
+/// Ours on both; on the fast one what the others store and what is read alone; and some room.
+fn device_bytes(seconds: f64, wanted: &[&str]) -> [u64; 2] {
     let bytes = |mbps: u32| step_chunks(mbps, seconds) * CHUNK_BYTES;
     let [fast, slow] = LIMITS_MBPS;
     let ours = bytes(fast + slow) * 6 / 5;
     [
-        ours + 4 * bytes(fast) + bytes(fast) / 5 + (1 << 30),
+        ours + (backends::stores(wanted) + 1) * bytes(fast) + bytes(fast) / 5 + (1 << 30),
         ours + bytes(fast) + 2 * bytes(slow) + (1 << 29),
     ]
 }
