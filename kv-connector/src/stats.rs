@@ -173,7 +173,7 @@ pub struct WindowSearch {
     pub max: u32,
     /// `fixed` by the configuration, still `learning`, or `settled`: neither more nor fewer was better when last tried.
     pub state: WindowState,
-    /// What reading on trial found after open; none while it runs, and where nothing was to be learned or read.
+    /// What reading on trial found; none before, while it runs, and where nothing was to be learned or read.
     pub probe: Option<WindowProbe>,
 }
 
@@ -191,7 +191,7 @@ pub enum WindowState {
     Settled,
 }
 
-/// Chunks read on trial after open, while nobody else read.
+/// Chunks read on trial while nobody else read: after open, or once a tier that was opened empty holds enough.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct WindowProbe {

@@ -259,7 +259,7 @@ impl Worker {
     }
 
     /// No step waits for anything, here or elsewhere, and nothing is written.
-    fn is_idle(&mut self) -> bool {
+    pub(super) fn is_idle(&mut self) -> bool {
         self.queue.is_idle()
             && self.reads.is_empty()
             && self.landed.is_empty()

@@ -28,6 +28,11 @@ impl Depth {
         self.knee.is_some()
     }
 
+    /// Steps have shown what the window should be.
+    pub(super) fn is_settled(&self) -> bool {
+        self.knee.as_ref().is_some_and(Knee::is_settled)
+    }
+
     pub(super) fn max(&self) -> u32 {
         self.max
     }

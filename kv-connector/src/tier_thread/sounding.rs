@@ -1,4 +1,5 @@
-//! Reading on trial after open, before anybody wants anything: about how many reads in flight the tier needs.
+//! Reading on trial while nobody wants anything: about how many reads in flight the tier needs. After open, or, of a tier
+//! that was opened empty, once it holds enough.
 //!
 //! Only chunks that were written are read (what was merely allocated comes at the speed of memory), chosen at random; their
 //! bytes go nowhere. The first step, write or failure ends it, and it is short in any case.
@@ -7,7 +8,7 @@ use std::collections::HashSet;
 
 use kv_chunk::Digest;
 use kv_router::{BreakerState, KneeProbe};
-use kv_tiers::{Op, OpId, Purpose, ReadDone, ReadOp, TierError};
+use kv_tiers::{ListCursor, Op, OpId, Purpose, ReadDone, ReadOp, TierError};
 
 use super::Worker;
 use crate::{WindowProbe, clock::seconds};
@@ -16,11 +17,19 @@ const BYTES_MAX: u64 = 512 << 20;
 const NS_MAX: u64 = 500_000_000;
 /// Chunks to choose from; a longer probe reads some of them again.
 const CHUNKS_MAX: usize = 512;
+/// Of a tier that was opened empty: it holds so many of its largest windows, so that no chunk is read twice,
+const FULL_WINDOWS: u64 = 4;
+/// and nobody has wanted anything for so long, so that hardly a step comes in between.
+const QUIET_NS: u64 = 1_000_000_000;
 
 /// Reading on trial, and what came of it.
 #[derive(Debug, Default)]
 pub(super) struct Sounding {
     running: Option<Running>,
+    /// The tier was opened empty, and has not been read on trial yet.
+    later: bool,
+    /// Since when nobody has wanted anything.
+    quiet_since_ns: Option<u64>,
     /// Reads in flight, also after it was stopped. They have no place in the window: nobody waits for them.
     in_flight: HashSet<u64>,
     pub(super) found: Option<WindowProbe>,
@@ -57,18 +66,12 @@ impl Sample {
 }
 
 impl Sounding {
-    /// Of a tier that was just opened. With nothing written there is nothing to learn from.
-    pub(super) fn new(Sample { mut chunks, seen }: Sample, window_max: u32) -> Self {
-        fastrand::shuffle(&mut chunks);
-        let start = || Running {
-            probe: KneeProbe::new(window_max),
-            chunks,
-            next: 0,
-            started_ns: None,
-            reads: 0,
-            bytes: 0,
-        };
-        Self { running: (seen > 0).then(start), ..Self::default() }
+    /// Of a tier that was just opened. With nothing written there is nothing to learn from yet.
+    pub(super) fn new(sample: Sample, window_max: u32) -> Self {
+        if sample.chunks.is_empty() {
+            return Self { later: true, ..Self::default() };
+        }
+        Self { running: Some(Running::new(sample.chunks, window_max)), ..Self::default() }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -76,9 +79,20 @@ impl Sounding {
     }
 }
 
+impl Running {
+    fn new(mut chunks: Vec<Digest>, window_max: u32) -> Self {
+        fastrand::shuffle(&mut chunks);
+        let probe = KneeProbe::new(window_max);
+        Self { probe, chunks, next: 0, started_ns: None, reads: 0, bytes: 0 }
+    }
+}
+
 impl Worker {
     /// Keeps the probe's reads in flight. True if any was submitted.
     pub(super) fn sound(&mut self, now_ns: u64) -> bool {
+        if self.sounding.later {
+            self.sound_later(now_ns);
+        }
         if self.sounding.running.is_none() {
             return false;
         }
@@ -100,6 +114,32 @@ impl Worker {
             submitted = true;
         }
         submitted
+    }
+
+    /// Begins, once, if it is time. The thread looks every second at least. Only where reads come from the device: what was
+    /// written a moment ago comes from the system's memory else.
+    fn sound_later(&mut self, now_ns: u64) {
+        if !self.is_idle() || !self.chores.is_idle() || !self.shared.writeback.is_drained() {
+            self.sounding.quiet_since_ns = None;
+            return;
+        }
+        let since_ns = *self.sounding.quiet_since_ns.get_or_insert(now_ns);
+        let stats = self.tier.stats();
+        let window_max = self.depth.max();
+        let is_full = stats.chunks >= FULL_WINDOWS * u64::from(window_max);
+        if !is_full || now_ns.saturating_sub(since_ns) < QUIET_NS {
+            return;
+        }
+        self.sounding.later = false;
+        if !stats.io_mode.direct || self.depth.is_settled() {
+            return;
+        }
+        let mut chunks = Vec::new();
+        let mut take = |digest, _| chunks.push(digest);
+        self.tier.list_from(ListCursor::START, CHUNKS_MAX, &mut take);
+        if !chunks.is_empty() {
+            self.sounding.running = Some(Running::new(chunks, window_max));
+        }
     }
 
     fn why_no_sounding(&mut self, now_ns: u64) -> Option<&'static str> {

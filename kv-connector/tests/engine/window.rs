@@ -100,6 +100,28 @@ fn a_reopened_store_is_probed_within_bounds_and_read_right_afterwards() {
     assert!(stats_when(&engine, |_| true).read_memory.free_slots > 0);
 }
 
+#[test]
+fn a_store_opened_empty_is_probed_once_it_holds_enough_and_nobody_wants_anything() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut config = on_disk(directory.path());
+    config.tiers[0].window_max = Some(4);
+    let engine = Engine::open(config).unwrap();
+    fill(&engine, &keys(0..24));
+    if !engine.stats().tiers.iter().all(|tier| tier.io_mode.contains("o_direct")) {
+        println!("SKIP probing what was just written: no O_DIRECT here");
+        return;
+    }
+    // Four times four chunks are enough for one, four times 31 or so for the other.
+    let stats = stats_when(&engine, |stats| stats.tiers[0].window_search.probe.is_some());
+    let [fast, slow] = &stats.tiers[..] else { panic!("{stats:?}") };
+    let probe = fast.window_search.probe.clone().unwrap();
+    assert!((1..=900).contains(&probe.reads), "{probe:?}");
+    assert_eq!(probe.bytes, probe.reads * CHUNK_BYTES as u64);
+    assert_eq!((&slow.window_search.probe, slow.read_bytes), (&None, 0), "too few chunks");
+    let (report, _) = load(&engine, &keys(0..24));
+    assert_eq!((report.hits(), report.storage_hits()), (24, 24));
+}
+
 /// A tier whose probe would take its whole time: 50 ms a read.
 fn slow_tier(directory: &Path, plan: FaultPlan) -> Engine {
     let mut config = config(&[], ByteSize(0));
