@@ -47,14 +47,18 @@ pub struct PoolConfig {
     /// Bytes that duplicates may read, in percent of those that the step has to read.
     pub duplicate_percent: u8,
     /// If that is more: as much as this many of the step's chunks, but no more than half of them or
-    /// one. So by default a step of one chunk is read at most twice, one of two to 16 chunks at
-    /// most one and a half times, and one of 160 or more at most 1.05 times.
+    /// one. A step of one chunk is read at most twice, any other at most one and a half times.
     pub duplicate_chunks: u32,
+    /// If that is more still: as many chunks as this many times the largest window of a tier that is
+    /// not the fastest, within the same half. That is what the step ends with: a slower tier has a
+    /// window in flight when nothing is left to claim, two if it has just tried twice as many.
+    pub duplicate_windows: u8,
 }
 
 impl PoolConfig {
     /// Tiers `0..tiers` with tier 0 the fastest, windows of 8, and the tail policy at its default:
-    /// split and duplicate within 5 % of the bytes, or 8 chunks in a step that has 16.
+    /// split and duplicate within 5 % of the bytes, 8 chunks or two windows of a slower tier, whichever is
+    /// most, but half the step.
     #[must_use]
     pub fn new(tiers: u8) -> Self {
         Self {
@@ -64,6 +68,7 @@ impl PoolConfig {
             tail: Tail::default(),
             duplicate_percent: 5,
             duplicate_chunks: 8,
+            duplicate_windows: 2,
         }
     }
 
@@ -72,11 +77,20 @@ impl PoolConfig {
         self.windows.iter().take(usize::from(self.tiers)).map(|&window| u64::from(window)).sum()
     }
 
+    /// The most reads that one of the slower tiers keeps in flight.
+    fn slower_window(&self) -> u32 {
+        let windows = (0..self.tiers).zip(self.windows);
+        let slower = windows.filter(|&(tier, _)| tier != self.fastest.0);
+        slower.map(|(_, window)| u32::from(window)).max().unwrap_or(0)
+    }
+
     /// The duplicates' byte budget for a step that has to read `bytes` bytes in `chunks` chunks.
     pub(crate) fn duplicate_bytes(&self, chunks: u64, bytes: u64) -> u64 {
         let (chunks, bytes) = (u128::from(chunks.max(1)), u128::from(bytes));
         let share = bytes * u128::from(self.duplicate_percent) / 100;
-        let some = bytes * u128::from(self.duplicate_chunks) / chunks;
+        let few =
+            self.duplicate_chunks.max(u32::from(self.duplicate_windows) * self.slower_window());
+        let some = bytes * u128::from(few) / chunks;
         let most = bytes / chunks.min(2);
         u64::try_from(share.max(some.min(most))).unwrap_or(u64::MAX)
     }

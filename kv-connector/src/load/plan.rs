@@ -13,10 +13,6 @@ pub(super) fn pool_config(shared: &Shared) -> PoolConfig {
     config.tail = shared.config.tail.into();
     for (window, tier) in config.windows.iter_mut().zip(&shared.tiers) {
         *window = u16::try_from(tier.window()).unwrap_or(u16::MAX);
-        // All that a slower tier may have in flight when nothing is left to claim, also where it tries twice its window.
-        if tier.id != config.fastest {
-            config.duplicate_chunks = config.duplicate_chunks.max(2 * u32::from(*window));
-        }
     }
     config
 }

@@ -134,7 +134,10 @@ impl Oracle {
         let bytes: u64 = held().map(|spec| spec.bytes).sum();
         let chunks = held().count() as u64;
         let share = bytes * u64::from(config.duplicate_percent) / 100;
-        let some = u64::from(config.duplicate_chunks) * bytes / chunks.max(1);
+        let slower = (0..config.tiers).filter(|&tier| tier != config.fastest.0);
+        let window = slower.map(|tier| config.windows[usize::from(tier)]).max().unwrap_or(0);
+        let windows = u64::from(config.duplicate_windows) * u64::from(window);
+        let some = windows.max(config.duplicate_chunks.into()) * bytes / chunks.max(1);
         let few = if chunks == 1 { bytes } else { bytes / 2 };
         Self {
             config: config.clone(),

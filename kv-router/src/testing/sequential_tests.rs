@@ -23,16 +23,24 @@ fn configs(tiers: u8) -> impl Strategy<Value = PoolConfig> {
         1 => Just(Tail::Duplicate),
         3 => Just(Tail::SplitAndDuplicate)
     ];
-    (0..tiers.max(1), prop::array::uniform8(0..3_u16), tail, 0..60_u8, 0..9_u32).prop_map(
-        move |(fastest, windows, tail, duplicate_percent, duplicate_chunks)| PoolConfig {
-            fastest: TierId(fastest),
-            windows,
-            tail,
-            duplicate_percent,
-            duplicate_chunks,
-            ..PoolConfig::new(tiers)
-        },
-    )
+    (0..tiers.max(1), prop::array::uniform8(0..3_u16), tail, 0..60_u8, (0..9_u32, 0..5_u8))
+        .prop_map(
+            move |(
+                fastest,
+                windows,
+                tail,
+                duplicate_percent,
+                (duplicate_chunks, duplicate_windows),
+            )| PoolConfig {
+                fastest: TierId(fastest),
+                windows,
+                tail,
+                duplicate_percent,
+                duplicate_chunks,
+                duplicate_windows,
+                ..PoolConfig::new(tiers)
+            },
+        )
 }
 
 fn operations(tiers: u8) -> impl Strategy<Value = Vec<Operation>> {
