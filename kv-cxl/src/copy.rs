@@ -13,42 +13,11 @@ pub(crate) struct PendingRead {
     chunk: Option<Chunk>,
     /// Bytes of the slot that are there.
     copied: usize,
-    /// The medium was told of the bytes before.
-    told: usize,
 }
 
 impl PendingRead {
     pub(crate) fn new(op: ReadOp, chunk: Option<Chunk>) -> Self {
-        Self { op, chunk, copied: 0, told: 0 }
-    }
-
-    /// Bytes that are not there yet.
-    pub(crate) fn left(&self) -> usize {
-        self.bytes() - self.copied
-    }
-
-    /// Tells the medium of up to `bytes_max` that it was not told of, none of them further than `ahead_bytes` from what is
-    /// there; gives how many.
-    pub(crate) fn tell(
-        &mut self,
-        medium: &dyn Medium,
-        ahead_bytes: usize,
-        bytes_max: usize,
-    ) -> usize {
-        let Some(chunk) = &self.chunk else { return 0 };
-        let skipped = piece_range(chunk.held.payload_bytes, &self.op.blocks).start;
-        // A header that stands alone is small.
-        let first = if skipped > 0 { HEADER_BYTES } else { 0 };
-        let start = self.told.max(self.copied).max(first);
-        let end = self.bytes().min(self.copied.saturating_add(ahead_bytes));
-        let end = end.min(start.saturating_add(bytes_max));
-        if end <= start {
-            return 0;
-        }
-        let offset = chunk.place.extent.offset + start as u64 + skipped;
-        medium.will_read(Extent { offset, bytes: (end - start) as u64 });
-        self.told = end;
-        end - start
+        Self { op, chunk, copied: 0 }
     }
 
     /// Header and payload, as they land.

@@ -36,12 +36,6 @@ pub trait Medium: fmt::Debug + Send {
     /// Copies out.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), FastTierError>;
 
-    /// `extent` is read soon: whoever has to fetch it from something slower may begin. Returns at once, changes nothing
-    /// that can be read, and may do nothing.
-    fn will_read(&self, extent: Extent) {
-        let _ = extent;
-    }
-
     /// Copies in.
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), FastTierError>;
 

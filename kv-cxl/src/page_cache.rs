@@ -22,8 +22,6 @@ use crate::{
 
 /// Bit of CAP_IPC_LOCK in a capability set.
 const CAP_IPC_LOCK: u32 = 14;
-/// Of a longer range the kernel reads one window of its own ahead, and no more.
-const AHEAD_BYTES: u64 = 512 << 10;
 /// Populating again what did not stay, so many times.
 const ROUNDS: u32 = 2;
 
@@ -287,19 +285,6 @@ impl Medium for FileMedium {
         self.file
             .read_exact_at(into, offset)
             .map_err(|error| FastTierError::io(context("read", &self.path, extent), &error))
-    }
-
-    /// Has the kernel read ahead, in pieces that it does not cut short.
-    fn will_read(&self, extent: Extent) {
-        let end = extent.end().unwrap_or(self.bytes).min(self.bytes);
-        let mut offset = extent.offset;
-        while offset < end {
-            let bytes = AHEAD_BYTES.min(end - offset);
-            // If it does not, the read fetches it.
-            let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
-            let _ = posix_fadvise(&self.file, signed(offset), signed(bytes), advice);
-            offset += bytes;
-        }
     }
 
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), FastTierError> {

@@ -38,9 +38,6 @@ pub struct DaxTierConfig {
     /// A poll moves no more than this, also of one op, and comes back for the rest; at least 4096. What the medium takes for
     /// so many bytes is how long a poll keeps its caller.
     pub poll_bytes_max: usize,
-    /// The medium is told of so many bytes of queued reads before they are copied ([`Medium::will_read`]): what comes from
-    /// flash is then fetched side by side and not one after the other. 0 tells it nothing; nor is it told while threads read.
-    pub read_ahead_bytes: usize,
     /// Threads that read, each one chunk at a time, where the medium has a [`reader`](crate::Medium::reader): a poll then
     /// moves nothing of reads. 0: a poll reads, one chunk after the other.
     pub read_threads: usize,
@@ -50,8 +47,8 @@ pub struct DaxTierConfig {
 }
 
 impl DaxTierConfig {
-    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 4 MiB a poll and 32 MiB ahead of it, no threads, made
-    /// if the medium is blank.
+    /// Defaults: payloads of any size, 64 ops in flight, places of 4 KiB, 4 MiB a poll, 8 threads, made if the medium
+    /// is blank.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -61,8 +58,7 @@ impl DaxTierConfig {
             place_align_bytes: 4096,
             format: Format::IfBlank,
             poll_bytes_max: 4 << 20,
-            read_ahead_bytes: 32 << 20,
-            read_threads: 0,
+            read_threads: 8,
             look_only: false,
         }
     }
@@ -233,19 +229,6 @@ impl DaxTier {
         }
         self.reads.push_back(PendingRead::new(op, chunk));
         Ok(())
-    }
-
-    /// Tells the medium what is read next. Telling costs some time as well, so a poll tells of little more than it copies.
-    fn tell_ahead(&mut self) {
-        let mut ahead_bytes = self.config.read_ahead_bytes;
-        let mut left = self.config.poll_bytes_max.saturating_mul(2);
-        for pending in &mut self.reads {
-            if ahead_bytes == 0 || left == 0 {
-                break;
-            }
-            left -= pending.tell(&*self.medium, ahead_bytes, left);
-            ahead_bytes = ahead_bytes.saturating_sub(pending.left());
-        }
     }
 
     /// Takes what the threads have read, and hands them what waits.
@@ -503,7 +486,6 @@ impl Tier for DaxTier {
         if self.readers.is_some() {
             self.pass_reads(completions);
         } else {
-            self.tell_ahead();
             left = self.run_reads(left, completions);
         }
         self.run_writes(left, guard, completions);

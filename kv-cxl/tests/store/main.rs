@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-mod ahead;
 mod chunks;
 mod conformance;
 mod crash;
