@@ -51,6 +51,29 @@ impl EvictionGuard for Watched<'_> {
 }
 
 #[test]
+fn a_directory_that_cannot_be_looked_at_for_a_while_does_not_make_the_store_smaller() {
+    for (high, low) in [(990, 980), (950, 900)] {
+        let parent = on_disk();
+        let (directory, away) = (parent.path().join("kv"), parent.path().join("away"));
+        fs::create_dir(&directory).unwrap();
+        let mut config = many_slots(&directory);
+        (config.high_watermark_permille, config.low_watermark_permille) = (high, low);
+        let mut driver = Driver::open(config);
+        (0..60).for_each(|number| driver.write(number, 4 * KIB));
+        fs::rename(&directory, &away).unwrap();
+        // Whatever becomes of these, they find no room but that of others.
+        (60..80).for_each(|number| drop(driver.try_write(number, 4 * KIB)));
+        assert!(!driver.evicted.is_empty() && driver.tier.stats().used_bytes <= 4 * MIB);
+        fs::rename(&away, &directory).unwrap();
+        driver.settle();
+        driver.evicted.clear();
+        (100..400).for_each(|number| driver.write(number, 4 * KIB));
+        assert_eq!(driver.evicted, [], "there is room");
+        assert!(du(&directory) <= 4 * MIB);
+    }
+}
+
+#[test]
 fn room_is_made_ahead_of_writes_a_little_in_each_poll() {
     let directory = on_disk();
     let mut config = many_slots(directory.path());

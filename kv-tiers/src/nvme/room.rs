@@ -40,6 +40,8 @@ pub(super) struct Space {
     segment_bytes: u64,
     pub(super) store_uuid: [u8; 16],
     used_bytes: u64,
+    /// The last look at the directory failed: until one succeeds, all of the cap counts as used.
+    is_unknown: bool,
     /// Of it what index files take beyond what those of so many slots need: they are of a larger store.
     index_excess_bytes: u64,
     /// Slots and segments that the index files tell of.
@@ -63,6 +65,7 @@ impl Space {
             segment_bytes,
             store_uuid,
             used_bytes: 0,
+            is_unknown: false,
             index_excess_bytes: 0,
             told: (0, 0),
             promised: HashMap::new(),
@@ -262,15 +265,23 @@ impl NvmeTier {
 
     pub(super) fn measure_space(&mut self) {
         self.space.told = (self.index.slots(), self.index.segment_count() as u64);
-        if let Err(error) = self.space.measure(self.index.segments()) {
+        let measured = self.space.measure(self.index.segments());
+        let was_unknown = std::mem::replace(&mut self.space.is_unknown, measured.is_err());
+        if let Err(error) = measured {
+            if !was_unknown {
+                // Said once, until it works again: every write asks.
+                tracing::warn!(tier = self.config.name, %error, "the directory cannot be measured");
+            }
             // Nothing is known about the space: nothing may be taken.
-            tracing::warn!(tier = self.config.name, %error, "the directory cannot be measured");
             self.space.used_bytes = self.space.used_bytes.max(self.config.capacity_bytes);
         }
     }
 
-    /// Whether a segment more fits below the cap, from what is known without a look.
-    pub(super) fn may_grow(&self, record_bytes: u64) -> bool {
+    /// Whether a segment more fits below the cap, from what is known without a look. A look that failed is repeated.
+    pub(super) fn may_grow(&mut self, record_bytes: u64) -> bool {
+        if self.space.is_unknown {
+            self.measure_space();
+        }
         let id = self.index.next_segment_id();
         let may = self.index.segment_count() < SEGMENTS_MAX;
         may && self.space.next_segment(id, record_bytes).is_some()
