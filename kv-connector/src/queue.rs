@@ -104,6 +104,12 @@ impl LoadQueue {
         tasks.into_iter().map(|task| Load { task, inner: Arc::clone(&self.inner) }).collect()
     }
 
+    /// Says that the caller's step is whole: no other loads are waited for than those that were submitted. Does nothing if
+    /// none waits.
+    pub fn end_step(&self) {
+        self.inner.end_step();
+    }
+
     /// An eventfd that becomes readable when a load has ended, or must be taken as far as it is for want of memory.
     pub fn load_fd(&self) -> BorrowedFd<'_> {
         self.inner.load_bell.as_fd()

@@ -203,6 +203,9 @@ class Engine:
         Unlike with submit_load, a thread of the engine copies what comes into the buffers, until it is done.
         """
 
+    def end_step(self) -> None:
+        """Says that the step is whole: no other loads are waited for than those that submit_load has queued."""
+
     def submit_store(self, keys: Sequence[Key], buffers: Sequence[Buffer], wait_s: float = 0.0) -> Stage:
         """As store, by a thread of the engine; chunks wait for room in staging, wait_s from now at most. Does not block."""
 

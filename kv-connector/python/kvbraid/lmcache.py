@@ -24,6 +24,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
 from kvbraid import ConfigError, Engine, Key, KeySpace, Load, _tested
 from kvbraid import KeyError as BadKey
+from kvbraid.lmcache_steps.steps import Steps
 
 TESTED_VERSION = "0.5.6"
 STORE_WAIT_S = 30.0
@@ -87,6 +88,7 @@ class L2Adapter(L2AdapterInterface):
         except Exception:
             self._engine.close()
             raise
+        self.steps = Steps(self._engine)
         self._lock = threading.Lock()
         self._tasks = itertools.count(1)
         self._lookups: dict[int, Bitmap] = {}
@@ -117,6 +119,7 @@ class L2Adapter(L2AdapterInterface):
         picked = [keys[place] for place in places]
         store = _Store(next(self._tasks), picked, native, [objects[place] for place in places], len(places) < len(keys))
         self._advance(store)
+        self.steps.storing()
         self._drop_gone()
         return store.task
 
@@ -170,10 +173,14 @@ class L2Adapter(L2AdapterInterface):
         return task
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
-        return self._lookups.pop(task_id, None)
+        found = self._lookups.pop(task_id, None)
+        if found is not None:
+            self.steps.answered(found.popcount())
+        return found
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         self._engine.unlock(self._native(keys)[1])
+        self.steps.unlocked(len(keys))
 
     # Loads.
 
@@ -188,6 +195,7 @@ class L2Adapter(L2AdapterInterface):
             for old in [it for it, entry in self._loads.items() if now - entry[3] > FORGOTTEN_S]:
                 del self._loads[old]
             self._loads[task] = (load, places, keys, now)
+        self.steps.submitted(len(keys))
         return task
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
@@ -237,7 +245,8 @@ class L2Adapter(L2AdapterInterface):
         stats = self._engine.stats()
         tiers = {it["name"]: it["breaker"] for it in stats["tiers"]}
         healthy = any(breaker == "closed" for breaker in tiers.values())
-        return {"is_healthy": healthy, "type": type(self).__name__, "tiers": tiers, "stats": stats}
+        marks = self.steps.report()
+        return {"is_healthy": healthy, "type": type(self).__name__, "tiers": tiers, "stats": stats, "marks": marks}
 
     def close(self) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from typing import Any
 import kvbraid
 import lmcache_aborts
 import lmcache_crowd
+import lmcache_marks
 from harness import config, namespace, raises, run
 from lmcache_rig import SIZE, Memory, adapter, load, lookup, object_key, payload, spec, store
 
@@ -104,6 +105,7 @@ def test_bench_server_reads_back_what_it_stored(directory: Path) -> None:
                 break
             except OSError:
                 time.sleep(0.2)
+        lmcache_marks.unheard(f"tcp://127.0.0.1:{rpc}")
         bench = [LMCACHE, "bench", "server", "--rpc-url", f"tcp://127.0.0.1:{rpc}", "--url", f"http://127.0.0.1:{http}"]
         bench += "--mode cpu --num-tokens 1024 --end 4 --interval 0.1 --kvcache-shape-spec".split()
         said = judged(*bench, "(2,256,16,2,64):bfloat16:4")
@@ -287,4 +289,4 @@ def test_closed_twice_and_used_afterwards(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    run({**vars(lmcache_aborts), **vars(lmcache_crowd), **globals()})
+    run({**vars(lmcache_aborts), **vars(lmcache_crowd), **vars(lmcache_marks), **globals()})

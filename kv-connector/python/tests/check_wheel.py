@@ -309,6 +309,7 @@ def test_closed_twice_and_used_afterwards(directory: Path) -> None:
         engine.stats,
         engine.gone,
         engine.forward_began,
+        engine.end_step,
         lambda: engine.flush(1),
         lambda: engine.load_fd,
     ]

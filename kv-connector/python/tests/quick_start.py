@@ -1,4 +1,4 @@
-"""The quick starts of the README, as they stand there, with this machine's paths and sizes."""
+"""The quick starts of the READMEs, as they stand there, with this machine's paths and sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[3] / "README.md"
+_ROOT = Path(__file__).resolve().parents[3]
+READMES = (_ROOT / "README.md", _ROOT / "kv-connector/README.md")
 TIERS = ("nvme", "all")
 """Directories of the tiers below a home."""
 CHUNK = "1 MiB"
@@ -15,7 +16,8 @@ MEMORY = "64 MiB"
 
 def fences(title: str) -> dict[str, list[str]]:
     """The fenced blocks of one section, by language."""
-    section = README.read_text().split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+    text = "\n".join(it.read_text() for it in READMES)
+    section = text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
     found: dict[str, list[str]] = {}
     for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
         found.setdefault(language, []).append(text)

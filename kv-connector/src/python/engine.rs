@@ -177,6 +177,13 @@ impl PyEngine {
         })
     }
 
+    /// The step is whole: no other loads are waited for than those submitted.
+    fn end_step(&self) -> PyResult<()> {
+        let live = self.live()?;
+        live.queue.end_step();
+        Ok(())
+    }
+
     /// Has a thread of the engine copy chunks into staging; they wait for room, `wait_s` from now at most.
     #[pyo3(signature = (keys, buffers, wait_s = 0.0))]
     fn submit_store(

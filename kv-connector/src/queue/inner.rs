@@ -121,6 +121,17 @@ impl Inner {
         true
     }
 
+    /// What waits is a step that is whole.
+    pub(super) fn end_step(&self) {
+        if is_forked(self) {
+            return;
+        }
+        let mut state = lock_plain(&self.state);
+        state.step_waits = !state.waiting.is_empty();
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// Tells the caller that a load has ended, or is to be taken as far as it is.
     pub(super) fn ring_loads(&self) {
         // Fails only if the counter is full, and then it is readable already.

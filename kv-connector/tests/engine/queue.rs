@@ -89,6 +89,26 @@ fn loads_submitted_together_are_one_step_and_common_chunks_are_read_once() {
 }
 
 #[test]
+fn a_step_that_is_ended_waits_for_no_other_loads() {
+    let keys = keys(0..12);
+    let engine = filled(two_tiers(), &keys);
+    let queue = queue(&engine, |section| {
+        // Whoever waits for others is late.
+        section.gather_us = 1_000_000;
+        section.deadline_ms = 900;
+    });
+    queue.end_step();
+    let late = queue.submit(wants(&keys[..4]));
+    assert_eq!(take_all(&late), [false; 4], "an ended step of nothing was taken for this one");
+    let loads = [queue.submit(wants(&keys[..6])), queue.submit(wants(&keys[6..]))];
+    queue.end_step();
+    assert_eq!(take_all(&loads[0]), [true; 6]);
+    assert_eq!(take_all(&loads[1]), [true; 6]);
+    let stats = engine.stats();
+    assert_eq!((stats.steps, stats.wanted), (1, 12));
+}
+
+#[test]
 fn a_chunk_that_is_being_read_for_one_load_is_not_read_again_for_the_next() {
     let keys = keys(0..4);
     let (engine, handles) = faulty(two_tiers(), &keys);
