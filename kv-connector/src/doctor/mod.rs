@@ -4,6 +4,7 @@
 //! configured is opened there, writes, reads and verifies for some seconds. The rest is asked from the system. Nothing
 //! of what is kept is read or written.
 
+mod adapters;
 mod machine;
 mod memory;
 mod place;

@@ -5,7 +5,7 @@ use std::env;
 use kv_chunk::Namespace;
 use serde_json::Value;
 
-use super::{Diagnosis, words::Words};
+use super::{Diagnosis, adapters, words::Words};
 use crate::{Config, TierKind};
 
 /// Fewer requests than this are pooled into small steps.
@@ -105,14 +105,21 @@ fn lmcache(diagnosis: &mut Diagnosis, words: &Words, namespace: Option<&Namespac
         }
     }
     match words.value("--max-workers") {
-        Some(number) => diagnosis.ok(lm("--max-workers"), number),
+        Some(number) if number.parse::<u64>().is_ok_and(|number| number > 0) => {
+            diagnosis.ok(lm("--max-workers"), number);
+        }
+        Some(other) => {
+            let why = "the server does not start, or answers nobody";
+            diagnosis.fail(lm("--max-workers"), other, (why, "--max-workers 4"));
+        }
         None => {
             let why = "requests of several vLLM processes wait for each other";
             diagnosis.warn(lm("--max-workers"), "not given", (why, "--max-workers 4"));
         }
     }
-    agrees(diagnosis, words, namespace);
-    adapter(diagnosis, words, namespace);
+    let flag = "--l2-adapter";
+    let namespace = adapters::lmcache(diagnosis, &lm(flag), &words.values(flag), namespace);
+    agrees(diagnosis, words, namespace.as_ref());
 }
 
 fn lm(flag: &str) -> String {
@@ -140,45 +147,6 @@ fn agrees(diagnosis: &mut Diagnosis, words: &Words, namespace: Option<&Namespace
     }
 }
 
-fn adapter(diagnosis: &mut Diagnosis, words: &Words, namespace: Option<&Namespace>) {
-    let what = lm("--l2-adapter");
-    let specs = words.values("--l2-adapter");
-    let fix = "see the quick start in the README";
-    let mut ours = None;
-    for spec in specs {
-        match serde_json::from_str::<Value>(spec) {
-            Ok(spec) if spec["module_path"] == "kvbraid.lmcache" => ours = Some(spec),
-            Ok(_) => {}
-            Err(error) => {
-                diagnosis.fail(
-                    &what,
-                    format!("is no JSON: {error}"),
-                    ("the server does not start", fix),
-                );
-                return;
-            }
-        }
-    }
-    let Some(spec) = ours else {
-        let why = "LMCache does not use KVBraid";
-        diagnosis.fail(what, "none has module_path kvbraid.lmcache", (why, fix));
-        return;
-    };
-    let serde = spec["serde"]["type"].as_str().unwrap_or("raw");
-    match namespace.map(|namespace| &*namespace.serde) {
-        Some(ours) if ours != serde => {
-            let why = "chunks of another serialisation may be taken for these";
-            let fix = format!("write namespace.serde = \"{serde}\"");
-            diagnosis.fail(
-                what,
-                format!("serde {serde}, and namespace.serde is {ours}"),
-                (why, &fix),
-            );
-        }
-        _ => diagnosis.ok(what, "kvbraid.lmcache"),
-    }
-}
-
 fn vllm(diagnosis: &mut Diagnosis, text: &str) {
     let what = "vllm kv_load_failure_policy";
     let Some(config) = json(text, "--kv-transfer-config") else {
@@ -196,6 +164,7 @@ fn vllm(diagnosis: &mut Diagnosis, text: &str) {
             diagnosis.fail(what, found, (why, fix));
         }
     }
+    adapters::vllm(diagnosis, &config);
 }
 
 fn sglang(diagnosis: &mut Diagnosis, text: &str, namespace: Option<&Namespace>) {
@@ -214,6 +183,7 @@ fn sglang(diagnosis: &mut Diagnosis, text: &str, namespace: Option<&Namespace>) 
         );
         return;
     }
+    adapters::sglang(diagnosis, &what, &config);
     if namespace.is_none() && config["weights"].as_str().is_none_or(|it| it.trim().is_empty()) {
         let why = "other weights of the same model would be taken for these: the backend refuses to start";
         diagnosis.fail(

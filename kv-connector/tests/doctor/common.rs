@@ -51,12 +51,38 @@ engine_major = 0
     )
 }
 
-pub(crate) const LMCACHE: &str = r#"lmcache server --l1-size-gb 60 --no-l1-use-lazy --max-workers 4 \
-  --l2-prefetch-max-in-flight 64 --l2-prefetch-policy retain \
-  --l2-adapter '{"type": "plugin", "module_path": "kvbraid.lmcache", "class_name": "L2Adapter"}'"#;
-pub(crate) const VLLM: &str =
-    r#"{"kv_connector": "LMCacheMPConnector", "kv_load_failure_policy": "recompute"}"#;
-pub(crate) const SGLANG: &str = r#"{"module_path": "kvbraid.sglang", "class_name": "HiCache", "interface_v1": 1, "weights": "1"}"#;
+/// The same without a disk: looked at in no time.
+pub(crate) fn in_memory(directory: &Path) -> String {
+    let whole = config(directory);
+    let (engine, rest) = whole.split_once("[[tier]]").unwrap();
+    let namespace = &rest[rest.find("[namespace]").unwrap()..];
+    format!("{engine}[[tier]]\nname = \"m\"\nkind = \"memory\"\ncapacity = \"8 MiB\"\n{namespace}")
+}
+
+const README: &str = include_str!("../../../README.md");
+
+/// What a quick start of the README says from `begin` to `end`, over the configuration of these tests.
+pub(crate) fn quick_start(directory: &Path, title: &str, begin: &str, end: &str) -> String {
+    let section = README.split_once(&format!("\n## {title}\n")).expect("the section").1;
+    let start = section.find(begin).expect("the command");
+    let text = &section[start..][..section[start..].find(end).expect("its end")];
+    let path = directory.join("kvbraid.toml").display().to_string();
+    let text = text.replace("/etc/kvbraid.toml", &path).replace("/etc/kvbraid-vllm.toml", &path);
+    assert!(text.contains(&path), "it names no configuration: {text}");
+    text
+}
+
+pub(crate) fn lmcache(directory: &Path) -> String {
+    quick_start(directory, "LMCache", "lmcache server", "\nvllm serve")
+}
+
+pub(crate) fn vllm(directory: &Path) -> String {
+    quick_start(directory, "vLLM", "PYTHONHASHSEED", "\n```")
+}
+
+pub(crate) fn sglang(directory: &Path) -> String {
+    quick_start(directory, "SGLang", "python -m sglang", "\n```")
+}
 
 /// Directories of both tiers, mode 0700.
 pub(crate) fn directories(directory: &Path) {

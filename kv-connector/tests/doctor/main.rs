@@ -8,15 +8,15 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 #[cfg(test)]
 use common::{
-    LMCACHE, SGLANG, VLLM, config, diagnose, directories, doctor, expect, failures, in_denied_child,
+    config, diagnose, directories, doctor, expect, failures, in_denied_child, in_memory, lmcache,
+    quick_start, sglang, vllm,
 };
 
 #[test]
 fn a_machine_that_is_fit_is_told_so_and_nothing_is_left_behind() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     directories(directory.path());
-    let settings = ["--lmcache-args", LMCACHE, "--vllm-config", VLLM, "--sglang-config", SGLANG];
-    let (lines, code) = diagnose(directory.path(), &config(directory.path()), &settings);
+    let (lines, code) = diagnose(directory.path(), &config(directory.path()), &[]);
     assert_eq!((failures(&lines), code), (vec![], 0));
     for tier in ["fast", "all"] {
         expect(&lines, &format!("tier {tier} speed"), "ok", "MB/s read (all verified)");
@@ -26,10 +26,6 @@ fn a_machine_that_is_fit_is_told_so_and_nothing_is_left_behind() {
     expect(&lines, "tier all", "ok", "the first writer wins");
     for what in ["kernel", "memory", "huge pages", "io_uring", "locked memory"] {
         assert!(lines.iter().any(|line| line["what"] == what), "nothing about {what}");
-    }
-    let flags = ["--l2-prefetch-max-in-flight", "--no-l1-use-lazy", "--l2-prefetch-policy"];
-    for flag in [&flags[..], &["--max-workers", "--hash-algorithm", "--chunk-size"]].concat() {
-        expect(&lines, &format!("lmcache {flag}"), "ok", "");
     }
     let text = doctor(directory.path(), &config(directory.path()), &[]).stdout;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -114,12 +110,76 @@ fn settings_that_bite_are_named() {
     expect(&lines, "sglang --hicache-storage-backend-extra-config", "fail", "kvbraid.sglang");
     // A running server's command line.
     let path = directory.path().join("cmdline");
-    fs::write(&path, format!("vllm\0serve\0--kv-transfer-config\0{VLLM}\0")).unwrap();
+    let policy = r#"{"kv_connector": "LMCacheMPConnector", "kv_load_failure_policy": "recompute"}"#;
+    fs::write(&path, format!("vllm\0serve\0--kv-transfer-config\0{policy}\0")).unwrap();
     let path = format!("@{}", path.display());
     let (lines, _) = diagnose(directory.path(), &text, &["--vllm-config", &path]);
     expect(&lines, "vllm kv_load_failure_policy", "ok", "recompute");
     let (lines, _) = diagnose(directory.path(), &text, &["--python", "/nowhere/python"]);
     expect(&lines, "python", "fail", "/nowhere/python");
+}
+
+#[test]
+fn the_quick_starts_of_the_readme_have_every_setting_that_bites() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let over_lmcache = quick_start(root, "LMCache", "vllm serve", "\n```");
+    for (engine, (flag, text)) in [
+        ("lmcache", ("--lmcache-args", lmcache(root))),
+        ("vllm", ("--vllm-config", vllm(root))),
+        ("vllm", ("--vllm-config", over_lmcache)),
+        ("sglang", ("--sglang-config", sglang(root))),
+    ] {
+        let (lines, _) = diagnose(root, &in_memory(root), &[flag, &text]);
+        let about: Vec<_> =
+            lines.iter().filter(|it| it["what"].as_str().unwrap().starts_with(engine)).collect();
+        assert!(about.len() >= 2, "{about:#?}");
+        let good = about.iter().all(|line| line["verdict"] == "ok");
+        assert!(good, "{text} has {about:#?}");
+    }
+}
+
+#[test]
+fn what_an_adapter_refuses_at_start_fails_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let refused = |flag: &str, text: &str, from: &str, to: &str, words: &str| {
+        assert!(text.contains(from), "`{from}` is not in {text}");
+        let (lines, code) = diagnose(root, &in_memory(root), &[flag, &text.replacen(from, to, 1)]);
+        let failed = failures(&lines);
+        let said = failed.iter().any(|line| line.to_string().contains(words));
+        assert!(code == 1 && said, "`{to}` for `{from}`: {code}, {failed:#?}");
+    };
+    let path = root.join("kvbraid.toml").display().to_string();
+    let other = r#"other", "was": ""#;
+    for (flag, text, class) in [
+        ("--lmcache-args", lmcache(root), "L2Adapter"),
+        ("--vllm-config", vllm(root), "Tier\""),
+        ("--sglang-config", sglang(root), "HiCache"),
+    ] {
+        refused(flag, &text, class, &class.replace(char::is_alphanumeric, "x"), "is not loaded");
+        refused(flag, &text, &path, "/nowhere/kvbraid.toml", "/nowhere/kvbraid.toml");
+        refused(flag, &text, "\"config\"", "\"konfig\"", "config is missing");
+        refused(flag, &text, "kvbraid.", other, "does not use KVBraid");
+    }
+    refused("--lmcache-args", &lmcache(root), "plugin", "native_plugin", "type is");
+    refused("--lmcache-args", &lmcache(root), "--max-workers 4", "--max-workers no", "no");
+    let namespace = r#""namespace": {"model": "m"}, "config""#;
+    refused("--lmcache-args", &lmcache(root), "\"config\"", namespace, "weights");
+    refused("--vllm-config", &vllm(root), "spec_name", "spec", "spec_name is not given");
+    refused(
+        "--sglang-config",
+        &sglang(root),
+        "\"config\"",
+        "\"ranks\": 0, \"config\"",
+        "ranks is 0",
+    );
+    // LMCache's has no namespace of its own.
+    let whole = in_memory(root);
+    let bare = whole.split("[namespace]").next().unwrap();
+    let (lines, code) = diagnose(root, bare, &["--lmcache-args", &lmcache(root)]);
+    assert_eq!(code, 1);
+    expect(&lines, "lmcache --l2-adapter", "fail", "namespace is missing");
 }
 
 #[test]
