@@ -9,6 +9,7 @@ may have given them to somebody else.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -30,12 +31,14 @@ TESTED_VERSION = "0.5.6"
 STORE_WAIT_S = 30.0
 """How long a store waits for room in staging; LMCache keeps its buffers for us ten times as long."""
 FORGOTTEN_S = 120.0
-"""Loads that LMCache does not ask for any more are given up after this."""
+"""What ended so long ago and was not asked for is given up: LMCache tells nobody of the requests that it gives up."""
 SHORT = 8
 """Bytes of the shortest hash that the engine takes; LMCache's own checks use shorter ones."""
 SPACES_MAX = 256
 """Models whose key spaces are kept."""
 RETRY = ("staging_full", "queue_full")
+
+_log = logging.getLogger(__name__)
 
 
 class L2AdapterConfig(L2AdapterConfigBase):
@@ -57,6 +60,26 @@ class L2AdapterConfig(L2AdapterConfigBase):
     @classmethod
     def help(cls) -> str:
         return "KVBraid: config (path of its TOML, or a dict), namespace (dict, unless the configuration has it)"
+
+
+@dataclass
+class _Found:
+    """A look-up's answer, and the locks that come with it."""
+
+    bits: Bitmap
+    locked: list[Key]
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class _Waiting:
+    """A load, and where its keys stood in the task."""
+
+    load: Load
+    places: list[int]
+    keys: list[ObjectKey]
+    ended: float | None = None
+    """When it was first seen ended."""
 
 
 @dataclass
@@ -91,8 +114,8 @@ class L2Adapter(L2AdapterInterface):
         self.steps = Steps(self._engine)
         self._lock = threading.Lock()
         self._tasks = itertools.count(1)
-        self._lookups: dict[int, Bitmap] = {}
-        self._loads: dict[int, tuple[Load, list[int], list[ObjectKey], float]] = {}
+        self._lookups: dict[int, _Found] = {}
+        self._loads: dict[int, _Waiting] = {}
         self._stalled: list[_Store] = []
         self._stored: dict[int, L2StoreResult] = {}
         self._spaces: dict[tuple[str, int], KeySpace] = {}
@@ -100,6 +123,8 @@ class L2Adapter(L2AdapterInterface):
         self._recalled = False
         self._lookup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._load_fd, self._store_fd = self._engine.load_fd, self._engine.room_fd
+        self._closed = False
+        """Set under the lock before any descriptor is closed: later their numbers are somebody else's files."""
 
     def get_store_event_fd(self) -> int:
         return self._store_fd
@@ -127,7 +152,12 @@ class L2Adapter(L2AdapterInterface):
         with self._lock:
             stalled, self._stalled = self._stalled, []
         for store in stalled:
-            self._advance(store)
+            try:
+                self._advance(store)
+            except Exception as error:
+                # The others go on, and LMCache is told: it would keep its memory for a store that never ends.
+                _log.warning("KVBraid: a store that waited for room failed: %s", error)
+                self._end(store, successful=False)
         with self._lock:
             stored, self._stored = self._stored, {}
         return stored
@@ -150,15 +180,22 @@ class L2Adapter(L2AdapterInterface):
         store.keys = [store.keys[place] for place in left]
         store.native = [store.native[place] for place in left]
         store.objects = [store.objects[place] for place in left]
-        with self._lock:
-            if left:
-                self._stalled.append(store)
-            else:
-                self._stored[store.task] = L2StoreResult(not store.failed, store.stored_bytes)
         if left:
+            with self._lock:
+                self._stalled.append(store)
             self._engine.ring_when_room()
         else:
-            os.eventfd_write(self._store_fd, 1)
+            self._end(store, successful=not store.failed)
+
+    def _end(self, store: _Store, *, successful: bool) -> None:
+        with self._lock:
+            self._stored[store.task] = L2StoreResult(successful, store.stored_bytes)
+        self._ring(self._store_fd)
+
+    def _ring(self, fd: int) -> None:
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(fd, 1)
 
     # Look-ups and locks.
 
@@ -167,16 +204,33 @@ class L2Adapter(L2AdapterInterface):
     ) -> int:
         places, native = self._native(keys)
         hits = self._engine.lock(native)
-        task = next(self._tasks)
-        self._lookups[task] = _bitmap(len(keys), places, hits)
-        os.eventfd_write(self._lookup_fd, 1)
+        task, locked = next(self._tasks), [key for key, hit in zip(native, hits, strict=True) if hit]
+        self._unlock_forgotten()
+        with self._lock:
+            self._lookups[task] = _Found(_bitmap(len(keys), places, hits), locked)
+        self._ring(self._lookup_fd)
         return task
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
-        found = self._lookups.pop(task_id, None)
-        if found is not None:
-            self.steps.answered(found.popcount())
-        return found
+        with self._lock:
+            found = self._lookups.pop(task_id, None)
+        if found is None:
+            return None
+        self.steps.answered(found.bits.popcount())
+        return found.bits
+
+    def _unlock_forgotten(self) -> None:
+        """Takes back the locks of answers that nobody fetched: who fetches one after all gets a miss."""
+        now, locked = time.monotonic(), []
+        with self._lock:
+            # In order of submission.
+            for task, found in list(itertools.takewhile(lambda it: now - it[1].at > FORGOTTEN_S, self._lookups.items())):
+                locked += found.locked
+                found.locked, found.bits = [], Bitmap(len(found.bits))
+                if now - found.at > 10 * FORGOTTEN_S:
+                    del self._lookups[task]
+        if locked:
+            self._engine.unlock(locked)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         self._engine.unlock(self._native(keys)[1])
@@ -192,26 +246,27 @@ class L2Adapter(L2AdapterInterface):
         load = self._engine.submit_load(native, [objects[place].byte_array for place in places], ranks)
         task, now = next(self._tasks), time.monotonic()
         with self._lock:
-            for old in [it for it, entry in self._loads.items() if now - entry[3] > FORGOTTEN_S]:
-                del self._loads[old]
-            self._loads[task] = (load, places, keys, now)
+            for number, it in list(self._loads.items()):
+                # LMCache hears of the end after it: until then nobody can have forgotten it.
+                if it.ended is None:
+                    it.ended = now if it.load.done else None
+                elif now - it.ended > FORGOTTEN_S:
+                    del self._loads[number]
+            self._loads[task] = _Waiting(load, places, keys)
         self.steps.submitted(len(keys))
         return task
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
-        entry = self._loads.get(task_id)
-        if entry is None:
-            return None
-        load, places, keys, _ = entry
-        hits = load.take()
-        if hits is None:
+        it = self._loads.get(task_id)
+        hits = it.load.take() if it else None
+        if it is None or hits is None:
             return None
         with self._lock:
             self._loads.pop(task_id, None)
-        accessed = [keys[place] for place, hit in zip(places, hits, strict=True) if hit]
+        accessed = [it.keys[place] for place, hit in zip(it.places, hits, strict=True) if hit]
         if accessed:
             self._notify_keys_accessed(accessed)
-        return _bitmap(len(keys), places, hits)
+        return _bitmap(len(it.keys), it.places, hits)
 
     # Eviction by LMCache, and what it may know.
 
@@ -250,12 +305,12 @@ class L2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         with self._lock:
+            was_closed, self._closed = self._closed, True
             self._stalled.clear()
             self._loads.clear()
         self._engine.close()
-        if self._lookup_fd >= 0:
+        if not was_closed:
             os.close(self._lookup_fd)
-            self._lookup_fd = -1
 
     def _note(self, stored: list[tuple[Key, ObjectKey, int]]) -> None:
         with self._lock:
@@ -314,7 +369,7 @@ class L2Adapter(L2AdapterInterface):
                 if space is None:
                     space = spaces[name] = self._space(*name)
                 made = space.key(padded, kv_rank=key.kv_rank, object_group=key.object_group_id, salt=key.cache_salt)
-            except (BadKey, ConfigError, OverflowError):
+            except (BadKey, ConfigError, OverflowError, UnicodeError):
                 continue
             places.append(place)
             native.append(made)
