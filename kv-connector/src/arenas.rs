@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use kv_tiers::{Arena, ArenaConfig, record_bytes};
 
-use crate::{Config, EngineError, MemoryStats, config::windows};
+use crate::{
+    Config, EngineError, MemoryStats,
+    config::{memory, windows},
+};
 
 /// The memory of an engine. Tiers that register buffers get it before the engine exists.
 #[derive(Clone, Debug)]
@@ -48,7 +51,18 @@ impl Arenas {
 
     pub(crate) fn new(config: &Config) -> Result<Self, EngineError> {
         let engine = &config.engine;
+        let (reads, staging) = Self::bytes(config);
         let Sizes { slot_bytes, cache_slots, read_slots, staging_slots } = Sizes::of(config);
+        let cache = cache_slots.saturating_mul(slot_bytes);
+        let parts = [
+            ("engine.host_cache", cache),
+            ("engine.staging", staging),
+            ("engine.read_buffer", reads.saturating_sub(cache)),
+        ];
+        let all = reads.saturating_add(staging);
+        if let Some((field, largest)) = parts.into_iter().max_by_key(|(_, bytes)| *bytes) {
+            memory::check(field, largest, all.saturating_sub(largest))?;
+        }
         let count = |slots: u64| usize::try_from(slots).unwrap_or(usize::MAX);
         let make = |purpose, slots| {
             let mut arena = ArenaConfig::new(count(slot_bytes), count(slots));

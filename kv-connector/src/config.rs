@@ -249,7 +249,8 @@ impl Config {
     pub fn from_toml(text: &str) -> Result<Self, EngineError> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map(|span| text[..span.start].lines().count().max(1));
-            parse_error(text, line, error.message())
+            let key = line.and_then(|line| key_on(text, line));
+            parse_error(key, line, error.message())
         })?;
         config.check()?;
         Ok(config)
@@ -257,8 +258,10 @@ impl Config {
 
     /// Reads JSON and checks it.
     pub fn from_json(text: &str) -> Result<Self, EngineError> {
-        let config: Self = serde_json::from_str(text)
-            .map_err(|error| parse_error(text, Some(error.line()), &error.to_string()))?;
+        let config: Self = serde_json::from_str(text).map_err(|error| {
+            let key = key_before(text, error.line(), error.column());
+            parse_error(key, None, &error.to_string())
+        })?;
         config.check()?;
         Ok(config)
     }
@@ -318,22 +321,32 @@ impl TierConfig {
     }
 }
 
-/// Names the field of a parse error: the one the parser speaks of, else the one on the line where it stopped.
-fn parse_error(text: &str, line: Option<usize>, message: &str) -> EngineError {
+/// The key on a line of TOML.
+fn key_on(text: &str, line: usize) -> Option<&str> {
+    let line = text.lines().nth(line.checked_sub(1)?)?;
+    let key = line.split_once('=')?.0.trim_matches([' ', '"', '{', '\t']);
+    (!key.is_empty()).then_some(key)
+}
+
+/// The last key of JSON before a place, all of which may be one line.
+fn key_before(text: &str, line: usize, column: usize) -> Option<&str> {
+    let above: usize = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
+    let before = text.get(..above + column).unwrap_or(text);
+    let key = before[..before.rfind("\":")?].rsplit('"').next()?;
+    (!key.is_empty()).then_some(key)
+}
+
+/// Names the field of a parse error: the one the parser speaks of, else the one where it stopped.
+fn parse_error(key: Option<&str>, line: Option<usize>, message: &str) -> EngineError {
     let spoken =
         ["unknown field `", "missing field `", "duplicate key `"].iter().find_map(|intro| {
             let rest = &message[message.find(intro)? + intro.len()..];
             Some(rest[..rest.find('`')?].to_owned())
         });
-    let on_line = || {
-        let line = text.lines().nth(line?.checked_sub(1)?)?;
-        let key = line.split_once(['=', ':'])?.0.trim_matches([' ', '"', '{', '\t']);
-        (!key.is_empty()).then(|| key.to_owned())
-    };
     // TOML has keys without a letter.
     let field = spoken
         .filter(|field| !field.is_empty())
-        .or_else(on_line)
+        .or_else(|| key.map(str::to_owned))
         .unwrap_or_else(|| "configuration".to_owned());
     let place = line.map_or(String::new(), |line| format!(" (line {line})"));
     let fix = if message.contains("missing field") { "add it" } else { "correct or remove it" };

@@ -9,7 +9,10 @@ use std::{
     fs, io,
     os::{
         fd::AsFd,
-        unix::{fs::FileTypeExt, net::UnixStream as BlockingStream},
+        unix::{
+            fs::{FileTypeExt, MetadataExt},
+            net::UnixStream as BlockingStream,
+        },
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -39,6 +42,8 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct StatsSocket {
     path: PathBuf,
+    /// Device and inode of what was bound: somebody else's may stand there by the end.
+    file: Option<(u64, u64)>,
     end: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
@@ -48,6 +53,7 @@ impl StatsSocket {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(error)?;
         let listener = runtime.block_on(async { listen(path) }).map_err(error)?;
+        let file = file_at(path);
         let (end, ended) = oneshot::channel();
         let shared = Arc::clone(shared);
         let thread = thread::Builder::new()
@@ -59,7 +65,7 @@ impl StatsSocket {
                 runtime.shutdown_background();
             })
             .map_err(error)?;
-        Ok(Self { path: path.to_owned(), end: Mutex::new(Some((end, thread))) })
+        Ok(Self { path: path.to_owned(), file, end: Mutex::new(Some((end, thread))) })
     }
 
     /// Ends the thread, which has nothing to wait for, and removes the socket. Later calls do nothing.
@@ -68,8 +74,15 @@ impl StatsSocket {
         let _ = end.send(());
         // A panic there was told where it happened.
         let _ = thread.join();
-        let _ = fs::remove_file(&self.path);
+        if file_at(&self.path) == self.file {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// What stands there, whatever its name.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Binds with mode 0600 from the first moment; the socket that a killed engine left is replaced.

@@ -91,6 +91,19 @@ fn values_of_the_wrong_kind_name_their_line() {
 }
 
 #[test]
+fn json_of_one_line_names_the_field_as_well() {
+    for (json, field) in [
+        (r#"{"engine": {"staging": "64 MiB", "host_cache": "4 mib"}}"#, "host_cache"),
+        (r#"{"engine": {"staging": 1}, "tier": [{"name": "m", "kind": "tape"}]}"#, "kind"),
+        (r#"{"tier": [{"name": "m", "kind": "memory", "window": [1]}]}"#, "window"),
+        ("{\"engine\":\n{\"lock_memory\":\n\"no\"}}", "lock_memory"),
+    ] {
+        let error = Config::from_json(json).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{field}: ")), "{json}: {error}");
+    }
+}
+
+#[test]
 fn absurd_values_are_refused() {
     check_refused("\"4 MiB\"", "\"4 GiB\"", "engine.chunk_bytes_max", "512 MiB");
     check_refused("\"4 MiB\"", "0", "engine.chunk_bytes_max", "4 KiB");

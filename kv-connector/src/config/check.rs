@@ -67,6 +67,9 @@ fn check_engine(engine: &EngineConfig) -> Result<(), EngineError> {
             return fail(field, format!("{value} ms"), "write 1 ms to 1 hour (3600000)");
         }
     }
+    if engine.socket.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+        return fail("engine.socket", "is empty", "write a path, or leave it out");
+    }
     let record = record_bytes(chunk.0);
     if engine.staging.0 < record {
         let problem = format!("{} holds no chunk of chunk_bytes_max = {chunk}", engine.staging);
@@ -100,11 +103,6 @@ fn check_memory(config: &Config, total: Option<u64>) -> Result<(), EngineError> 
         problem,
         format!("host_cache, staging, read_buffer and queue share {} of memory", ByteSize(total)),
     )
-}
-
-/// What the process may use: the machine's memory, or what its cgroups give it.
-fn memory_limit() -> Option<u64> {
-    memory::cgroup_limit().into_iter().chain(memory::total()).min()
 }
 
 fn check_tier(
@@ -173,7 +171,7 @@ fn check_kind(
         _ => {}
     }
     check_shared(tier, at)?;
-    flash::check(tier, engine, memory_limit(), at)?;
+    flash::check(tier, engine, memory::limit(), at)?;
     space::check(tier, at)?;
     let record = record_bytes(engine.chunk_bytes_max.0);
     match tier.segment {

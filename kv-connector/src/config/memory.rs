@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::{ByteSize, EngineError};
+
 /// The smallest limit of the memory cgroups that this process is in, those above them included.
 pub(crate) fn cgroup_limit() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -20,6 +22,23 @@ pub(crate) fn cgroup_limit() -> Option<u64> {
     let older = along("/sys/fs/cgroup/memory", first.unwrap_or_default(), "memory.limit_in_bytes");
     // Without a limit version 1 says a huge number.
     unified.into_iter().chain(older).min().filter(|limit| *limit < 1 << 60)
+}
+
+/// What the process may use: the machine's memory, or what its cgroups give it.
+pub(crate) fn limit() -> Option<u64> {
+    cgroup_limit().into_iter().chain(total()).min()
+}
+
+/// Fails if `field` asks for so much that, with what is taken already, the system would end the process: all of it is
+/// touched at once.
+pub(crate) fn check(field: &str, wanted: u64, beside: u64) -> Result<(), EngineError> {
+    let Some(limit) = limit().filter(|limit| wanted.saturating_add(beside) > *limit) else {
+        return Ok(());
+    };
+    let (wanted, beside, limit) = (ByteSize(wanted), ByteSize(beside), ByteSize(limit));
+    let problem = format!("{wanted} beside {beside}, and this process may use {limit} of memory");
+    let fix = "write less, or smaller chunk_bytes_max and windows, which it follows by default";
+    Err(EngineError::config(field, problem, fix))
 }
 
 /// Bytes of the machine's memory.

@@ -96,10 +96,12 @@ impl Engine {
     ///
     /// Returns how many claims it names. Costs the caller a look-up for each waiting request; the projection is made by
     /// another thread, of the latest schedule only.
-    pub fn schedule(&self, schedule: Schedule) -> usize {
+    pub fn schedule(&self, mut schedule: Schedule) -> usize {
         if !self.shared.is_usable() {
             return 0;
         }
+        // More slots than requests decide nothing, and a projection has room for each.
+        schedule.slots = schedule.slots.min(schedule.running.len() + schedule.waiting.len());
         let schedule = Arc::new(schedule);
         self.desks().map(|desk| desk.schedule(&schedule)).sum()
     }

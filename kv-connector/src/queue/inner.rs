@@ -15,7 +15,7 @@ use kv_tiers::{Arena, ArenaConfig};
 use nix::sys::eventfd::EventFd;
 
 use super::{bell, task::Task};
-use crate::{Engine, EngineError, QueueSection, sync::lock_plain};
+use crate::{Engine, EngineError, QueueSection, config::memory, sync::lock_plain};
 
 /// How often the clock looks for room in staging, and how many times before it tells the caller to try anyway.
 const ROOM_LOOK: Duration = Duration::from_millis(2);
@@ -72,6 +72,10 @@ impl Inner {
         let chunk_bytes = engine.shared.config.chunk_bytes_max;
         let bytes = usize::try_from(chunk_bytes.0).unwrap_or(usize::MAX);
         let arena = ArenaConfig::new(bytes, config.slots(chunk_bytes));
+        let arenas = &engine.shared.arenas;
+        let beside = arenas.reads.stats().bytes.saturating_add(arenas.staging.stats().bytes);
+        let wanted = chunk_bytes.0.saturating_mul(arena.slots as u64);
+        memory::check("queue.memory", wanted, beside)?;
         let memory = |source| EngineError::Arena { purpose: "the queue", source };
         Ok(Self {
             engine,

@@ -256,6 +256,14 @@ fn the_socket_answers_the_owner_only_and_goes_with_the_engine() {
     assert!(matches!(second, EngineError::System { .. }), "{second:?}");
     drop(engine);
     assert!(!path.exists());
+    // Of two whose names were taken away from each other, each removes its own.
+    let engine = Engine::open(config.clone()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let second = Engine::open(config.clone()).unwrap();
+    drop(engine);
+    assert!(ask(&path, "stats\n").contains("\"stored\":0"));
+    drop(second);
+    assert!(!path.exists());
     // What a killed engine left is replaced; a file is not.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     drop(Engine::open(config.clone()).unwrap());

@@ -229,6 +229,22 @@ fn loads_that_nobody_takes_give_their_memory_to_others() {
 }
 
 #[test]
+fn more_memory_than_the_process_may_use_is_refused_before_it_is_touched() {
+    let engine = Arc::new(Engine::open(two_tiers()).unwrap());
+    let mut section = QueueSection::default();
+    section.memory = Some(ByteSize::gib(1 << 13));
+    let refused = LoadQueue::new(engine, &section).unwrap_err().to_string();
+    assert!(refused.starts_with("queue.memory: 8 TiB beside "), "{refused}");
+    // What follows from other fields is named as well.
+    let mut config = two_tiers();
+    config.engine.chunk_bytes_max = ByteSize::mib(512);
+    config.engine.staging = ByteSize::gib(1);
+    config.tiers.iter_mut().for_each(|tier| tier.window = Some(1024));
+    let refused = Engine::open(config).unwrap_err().to_string();
+    assert!(refused.starts_with("engine.read_buffer: "), "{refused}");
+}
+
+#[test]
 fn a_closed_queue_ends_its_loads_and_takes_no_more() {
     let keys = keys(0..4);
     let engine = filled(two_tiers(), &keys);

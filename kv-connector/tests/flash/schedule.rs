@@ -84,6 +84,27 @@ fn what_lateness_costs_is_weighed_by_its_chance_and_by_those_who_wait_behind() {
 }
 
 #[test]
+fn numbers_without_a_sense_end_neither_the_process_nor_the_claims() {
+    let ended: Vec<u64> = (0..20).map(|n| if n < 2 { 11 } else { 3600 }).collect();
+    let (_directory, engine, keys) = engine(|section| section.late_price_percent = 2000);
+    engine.claim("r", &keys[..1], Some(HOUR));
+    for huge in [u64::MAX, 1 << 53, 0] {
+        let mut odd = schedule(huge, &["r"], &[huge, huge]);
+        odd.slots = usize::try_from(huge).unwrap();
+        odd.read_ahead = odd.slots;
+        (odd.iteration, odd.prompt_token) = (Duration::from_secs(huge), Duration::from_secs(huge));
+        odd.waiting[0].prompt_tokens = huge;
+        odd.running[0].output_tokens_max = Some(huge);
+        let before = claims(&engine).schedules;
+        engine.schedule(odd);
+        until(&engine, |status| status.schedules > before);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    engine.schedule(schedule(10, &["r"], &ended));
+    until(&engine, |status| status.states["ready"] == 1);
+}
+
+#[test]
 fn a_dearer_lateness_stages_sooner() {
     let ended: Vec<u64> = (0..20).map(|n| if n < 2 { 11 } else { 3600 }).collect();
     let (_directory, engine, keys) = engine(|section| section.late_price_percent = 2000);
