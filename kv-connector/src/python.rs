@@ -10,9 +10,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     ptr, slice,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
-use pyo3::{buffer::PyUntypedBuffer, prelude::*};
+use pyo3::{buffer::PyUntypedBuffer, prelude::*, types::PyMemoryView};
 
 mod background;
 mod engine;
@@ -20,12 +21,14 @@ mod errors;
 mod gone;
 mod jobs;
 mod keys;
+mod live;
 mod load;
 mod region;
 mod source;
 
 use self::{
     errors::{InternalError, SizeError},
+    live::{detached, ends},
     region::PyPage,
 };
 
@@ -41,6 +44,7 @@ mod _native {
         },
         jobs::{PyFill, PySeek, PyStage},
         keys::{PyKey, PyKeySpace},
+        live::at_exit,
         load::PyLoad,
         region::{PyPage, PyRegion},
     };
@@ -52,6 +56,38 @@ fn guard<T>(body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
         Err(InternalError::new_err(format!("a bug in kvbraid: {text}")))
+    })
+}
+
+/// Waits by parts, `limit` in all, until `done` says so; whether it did. In between Python's signal handlers run: what they
+/// raise ends it.
+fn interruptible(
+    py: Python<'_>,
+    limit: Duration,
+    done: impl Fn(Duration) -> bool + Send + Sync,
+) -> PyResult<bool> {
+    /// How long Ctrl-C waits.
+    const PART: Duration = Duration::from_millis(100);
+    let end = Instant::now() + limit;
+    loop {
+        let part = end.saturating_duration_since(Instant::now()).min(PART);
+        // At the end of the interpreter it is asked once more, and nothing is waited for.
+        let part = if ends() { Duration::ZERO } else { part };
+        if guard(|| Ok(detached(py, || done(part))))? {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if part < PART {
+            return Ok(false);
+        }
+    }
+}
+
+/// A caller's memory. Some of what has a buffer leaves out its strides, as arrays of ctypes do: a memoryview has them.
+fn view_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    PyUntypedBuffer::get(object).or_else(|error| {
+        let whole = PyMemoryView::from(object).map_err(|_| error)?;
+        PyUntypedBuffer::get(&whole)
     })
 }
 
@@ -68,7 +104,7 @@ impl Buffer {
         if let Ok(page) = object.cast::<PyPage>() {
             return Ok(page.get().buffer());
         }
-        let view = PyUntypedBuffer::get(object)?;
+        let view = view_of(object)?;
         if !view.is_c_contiguous() {
             let problem = format!("buffer {place} is not in one piece: give a contiguous one");
             return Err(SizeError::new_err(problem));
@@ -89,6 +125,13 @@ impl Buffer {
 
     fn len(&self) -> usize {
         self.pieces.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Where its bytes are, the empty pieces left out.
+    fn addresses(&self) -> impl Iterator<Item = Range<usize>> {
+        let begin = self.view.buf_ptr().addr();
+        let filled = self.pieces.iter().filter(|piece| !piece.is_empty());
+        filled.map(move |piece| begin + piece.start..begin + piece.end)
     }
 
     /// Its bytes, gathered into `scratch` if they lie in many pieces. The caller of the Python method leaves them alone

@@ -11,6 +11,8 @@
 Adapters: `kvbraid.lmcache`, `kvbraid.sglang`, `kvbraid.vllm`.
 """
 
+import atexit
+
 from kvbraid._native import (
     ClosedError,
     ConfigError,
@@ -29,7 +31,11 @@ from kvbraid._native import (
     Seek,
     SizeError,
     Stage,
+    _at_exit,
 )
+
+# Engines that somebody still holds are closed, and what waits in them returns: Python ends threads where they are.
+atexit.register(_at_exit)
 
 __all__ = [
     "ClosedError",

@@ -31,6 +31,9 @@ class SizeError(Error):
 class InternalError(Error):
     """A bug in kvbraid."""
 
+def _at_exit() -> None:
+    """Closes all engines before the interpreter ends."""
+
 @final
 class Key:
     """Which chunk. Equal and hashable by value."""

@@ -8,6 +8,8 @@ import hashlib
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -79,6 +81,15 @@ def test_an_engine_opens_from_a_path_from_text_and_from_a_dict(directory: Path) 
             assert engine.namespace is None and not engine.persistent
     with Engine(config(directory)) as engine:
         assert engine.persistent and engine.namespace["model"] == namespace()["model"]
+    # Paths as a system may have them, also within a dict.
+    whole = config(directory)
+    whole["tier"][0]["path"] = directory / "fast"
+    Engine(whole).close()
+    for name in ("a[1].toml", "two\nlines.toml", os.fsdecode(b"\xff.toml")):
+        (directory / name).write_text(text)
+        Engine(str(directory / name)).close()
+    raises(kvbraid.ConfigError, "b[1].toml", Engine, str(directory / "b[1].toml"))
+    raises(TypeError, "PathLike", Engine, {"engine": {"socket": object()}})
 
 
 def test_bad_configurations_name_the_field(directory: Path) -> None:
@@ -129,7 +140,15 @@ def test_wrong_buffers_are_refused_and_stay_as_they_are(directory: Path) -> None
         raises(kvbraid.SizeError, "1 keys and 0", engine.store, [key(1)], [])
         raises(kvbraid.SizeError, "ranks", engine.submit_load, [key(1)], [bytearray(1)], [1, 2])
         raises(TypeError, "", engine.submit_load, [key(1)], [7])
+        memory = (ctypes.c_ubyte * 300_000)()  # which has a buffer without strides
+        assert taken(engine.submit_load([key(1)], [memory])) == [True] and bytes(memory) == payload(1)
+        assert engine.store([key(8)], [memory]) == ["staged"]
         raises(TypeError, "", engine.lookup, [b"no key"])
+        memory = memoryview(bytearray(600_000))
+        for one, other in ((memory[:300_000], memory[299_999:]), (memory[300_000:], memory[1:300_001]), (memory, memory)):
+            raises(kvbraid.SizeError, "buffers 0 and 1 overlap", engine.submit_load, [key(1), key(2)], [one, other])
+            raises(kvbraid.SizeError, "buffers 0 and 1 overlap", engine.submit_step, [([key(1)], [one]), ([key(2)], [other])])
+        assert taken(engine.submit_load([key(1)] * 2, [memory[:300_000], memory[300_000:]])) == [True, True]
         assert engine.store([key(2)], [bytes((1 << 20) + 1)]) == ["too_large"]
         assert engine.store([key(3)], [b""])[0] in ("staged", "too_large")
         assert fetch(engine, [key(1)])[0] == [True]
@@ -192,6 +211,7 @@ def test_ranks_have_directories_of_their_own_and_a_part_of_everything(directory:
     whole = {**config(directory), "engine": {**config(directory)["engine"], "socket": str(directory / "kv.sock")}}
     raises(kvbraid.ConfigError, "for each of 64 ranks", lambda: Engine(whole, rank=0, ranks=64))
     raises(kvbraid.ConfigError, "ranks", lambda: Engine(whole, rank=0, ranks=0))
+    raises(kvbraid.ConfigError, "ranks: is missing beside rank 1", lambda: Engine(whole, rank=1))
     engines = [Engine(whole, rank=rank, ranks=2) for rank in (0, 1)]
     for rank, engine in enumerate(engines):
         stats = engine.stats()
@@ -369,6 +389,53 @@ def test_a_fork_is_told_and_the_parent_goes_on(directory: Path) -> None:
     in_child(dropping)
     assert fetch(engine, [key(1)])[0] == [True]
     engine.close()
+
+
+def test_ctrl_c_ends_a_wait(directory: Path) -> None:
+    slow = config(directory)
+    for tier in slow["tier"]:
+        tier["throttle"] = {"bytes_per_s": "1 MB"}
+    keys, contents = [key(n) for n in range(100)], [payload(n) for n in range(100)]
+    engine = Engine(slow)
+    engine.store(keys, contents)
+    stage = engine.submit_store([key(n) for n in range(100, 400)], [payload(n) for n in range(300)], 60)
+    for wait in (lambda: engine.flush(60), lambda: stage.wait(60)):
+        begun, alarm = time.monotonic(), threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        alarm.start()
+        raises(KeyboardInterrupt, "", wait)
+        assert time.monotonic() - begun < 30
+    del stage
+    engine.close(0)
+
+
+ENDS = """
+import builtins, os, sys, threading, time
+from pathlib import Path
+from check_wheel import *
+engine = builtins.kept = Engine(config(Path(sys.argv[1])))
+keys = [key(n) for n in range(8)]
+assert set(engine.store(keys, [payload(n) for n in range(8)])) == {"staged"}
+def work():
+    while True:
+        try:
+            fetch(engine, keys)
+            engine.lookup(keys), engine.stats(), engine.flush(0.01)
+        except kvbraid.ClosedError:
+            continue
+for _ in range(6):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_the_end_of_the_interpreter_finds_no_thread_inside_and_closes_what_is_held(directory: Path) -> None:
+    for turn in range(6):
+        (where := directory / str(turn)).mkdir()
+        command = [sys.executable, "-c", ENDS, str(where)]
+        child = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60, check=False)
+        assert child.returncode == 0, f"turn {turn} ended with {child.returncode}: {child.stderr[-2000:]}"
+        with Engine(config(where)) as engine:
+            assert all(engine.lookup([key(n) for n in range(8)])), "what was staged is lost"
 
 
 def test_threads_share_an_engine_and_others_run_meanwhile(directory: Path) -> None:

@@ -13,11 +13,12 @@ use pyo3::{prelude::*, types::PyBytes};
 use super::{
     Buffer,
     background::Background,
-    errors::{ClosedError, ForkedError, SizeError, from_engine},
+    errors::{ClosedError, ConfigError, ForkedError, SizeError, from_engine},
     gone::Gone,
-    guard,
+    guard, interruptible,
     jobs::{PyFill, PySeek, PyStage},
     keys::{PyKey, json_value, kept_chunk},
+    live::{Live, detached, ends, register},
     load::{PyLoad, seconds},
     source::Source,
 };
@@ -51,15 +52,6 @@ pub(crate) struct PyEngine {
     owner_pid: u32,
 }
 
-/// What an engine is until it is closed.
-struct Live {
-    engine: Arc<Engine>,
-    queue: LoadQueue,
-    locks: LockTable,
-    background: Background,
-    gone: Arc<Gone>,
-}
-
 #[pymethods]
 impl PyEngine {
     /// Opens the tiers of a configuration: a path, TOML text, or a dictionary. With `ranks`, the part of one of so many
@@ -72,9 +64,22 @@ impl PyEngine {
         rank: u32,
         ranks: Option<u32>,
     ) -> PyResult<Self> {
+        if rank > 0 && ranks.is_none() {
+            let problem = format!("ranks: is missing beside rank {rank}; write how many engines");
+            return Err(ConfigError::new_err(format!("{problem} this node opens from it")));
+        }
         let source = Source::of(py, config)?;
         let part = ranks.map(|ranks| (rank, ranks));
-        guard(|| py.detach(|| Self::open(source, part).map_err(|error| from_engine(&error))))
+        if ends() {
+            return Err(ClosedError::new_err("the interpreter is about to end"));
+        }
+        let opened = guard(|| {
+            detached(py, || Self::open(source, part).map_err(|error| from_engine(&error)))
+        })?;
+        if let Some(live) = &*lock_plain(&opened.live) {
+            register(live, opened.close_deadline);
+        }
+        Ok(opened)
     }
 
     /// `[namespace]` of the configuration.
@@ -99,7 +104,7 @@ impl PyEngine {
     fn lookup(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
         let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| live.engine.lookup(&keys).hits().to_vec())))
+        guard(|| Ok(detached(py, || live.engine.lookup(&keys).hits().to_vec())))
     }
 
     /// The longest chunk that it takes.
@@ -124,14 +129,14 @@ impl PyEngine {
     fn lock(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
         let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| live.locks.lock(&live.engine, &keys))))
+        guard(|| Ok(detached(py, || live.locks.lock(&live.engine, &keys))))
     }
 
     /// Takes back one lock of each chunk; the number of those that had none.
     fn unlock(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<usize> {
         let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| live.locks.unlock(&keys))))
+        guard(|| Ok(detached(py, || live.locks.unlock(&keys))))
     }
 
     /// Queues the load of chunks into buffers, each as long as its chunk.
@@ -147,6 +152,7 @@ impl PyEngine {
             same_number(keys.len(), ranks.len(), "ranks")?;
         }
         let buffers = views(keys.len(), &buffers, Buffer::writable)?;
+        apart(&buffers)?;
         let want = |(place, (key, buffer)): (usize, (&Bound<'_, PyKey>, &Buffer))| {
             let mut want = Wanted::new(key.get().0.clone(), buffer.len());
             want.rank = ranks.as_ref().map_or(0, |ranks| ranks[place]);
@@ -171,6 +177,7 @@ impl PyEngine {
             wants.push(keys.iter().zip(&views).map(want).collect());
             buffers.push(views);
         }
+        apart(buffers.iter().flatten())?;
         guard(|| {
             let loads = live.queue.submit_step(wants).into_iter().zip(buffers);
             loads.map(|(load, views)| live.background.fill(load, views).map(PyFill)).collect()
@@ -209,7 +216,7 @@ impl PyEngine {
         let buffers = views(keys.len(), &buffers, Buffer::readable)?;
         let keys = chunk_keys(&keys);
         guard(|| {
-            Ok(py.detach(|| {
+            Ok(detached(py, || {
                 let mut scratch = Vec::new();
                 let chunks = keys.iter().zip(&buffers);
                 let store = |(key, buffer): (&ChunkKey, &Buffer)| {
@@ -224,7 +231,7 @@ impl PyEngine {
     fn delete(&self, py: Python<'_>, keys: Vec<Bound<'_, PyKey>>) -> PyResult<Vec<bool>> {
         let live = self.live()?;
         let keys = chunk_keys(&keys);
-        guard(|| Ok(py.detach(|| live.engine.delete(&keys))))
+        guard(|| Ok(detached(py, || live.engine.delete(&keys))))
     }
 
     /// Removes all chunks of a model; whether nothing of it is left.
@@ -232,7 +239,7 @@ impl PyEngine {
         let live = self.live()?;
         guard(|| {
             let request = PurgeRequest::new(Selector::model(model));
-            Ok(py.detach(|| live.engine.purge(&request)).is_ok_and(|report| report.complete))
+            Ok(detached(py, || live.engine.purge(&request)).is_ok_and(|report| report.complete))
         })
     }
 
@@ -240,14 +247,15 @@ impl PyEngine {
     fn kept<'py>(&self, py: Python<'py>, model: String) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let live = self.live()?;
         let selector = Selector::model(model);
-        let chunks = guard(|| Ok(py.detach(|| live.engine.list(&selector)).unwrap_or_default()))?;
+        let chunks =
+            guard(|| Ok(detached(py, || live.engine.list(&selector)).unwrap_or_default()))?;
         chunks.into_iter().map(|chunk| kept_chunk(py, chunk)).collect()
     }
 
     /// Digests of chunks that nothing holds any more, since the last call.
     fn gone<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let live = self.live()?;
-        let digests = py.detach(|| {
+        let digests = detached(py, || {
             let mut digests = live.gone.take();
             digests.retain(|digest| live.engine.shared.directory.tiers(*digest) == 0);
             digests
@@ -266,7 +274,7 @@ impl PyEngine {
     ) -> PyResult<u64> {
         let live = self.live()?;
         let (keys, until) = (chunk_keys(&keys), time_to_use_s.map(seconds));
-        guard(|| Ok(py.detach(|| live.engine.claim(request, &keys, until).chunks)))
+        guard(|| Ok(detached(py, || live.engine.claim(request, &keys, until).chunks)))
     }
 
     /// Other times until use, by request; the number of requests that have a claim.
@@ -275,7 +283,7 @@ impl PyEngine {
         let revise = |(request, time_s): (&String, &Option<f64>)| {
             live.engine.revise(request, time_s.map(seconds))
         };
-        guard(|| Ok(py.detach(|| times_s.iter().filter(|it| revise(*it)).count())))
+        guard(|| Ok(detached(py, || times_s.iter().filter(|it| revise(*it)).count())))
     }
 
     /// What a scheduler runs and has waiting; the number of claims named.
@@ -305,13 +313,13 @@ impl PyEngine {
             read_ahead,
             ended,
         };
-        guard(|| Ok(py.detach(|| live.engine.schedule(schedule))))
+        guard(|| Ok(detached(py, || live.engine.schedule(schedule))))
     }
 
     /// Gives up what a request claimed; whether it had a claim.
     fn cancel(&self, py: Python<'_>, request: &str) -> PyResult<bool> {
         let live = self.live()?;
-        guard(|| Ok(py.detach(|| live.engine.cancel(request))))
+        guard(|| Ok(detached(py, || live.engine.cancel(request))))
     }
 
     /// An eventfd: a load has something to take.
@@ -352,13 +360,13 @@ impl PyEngine {
     /// Writes everything staged; whether nothing is left.
     fn flush(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let live = self.live()?;
-        guard(|| Ok(py.detach(|| live.engine.flush(seconds(timeout_s)).drained)))
+        interruptible(py, seconds(timeout_s), |part| live.engine.flush(part).drained)
     }
 
     /// Counters and gauges.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let live = self.live()?;
-        let stats = guard(|| Ok(py.detach(|| live.engine.stats())))?;
+        let stats = guard(|| Ok(detached(py, || live.engine.stats())))?;
         let value = json_value(py, &stats)?;
         value.set_item("chunks_locked", live.locks.len())?;
         let (rank, ranks) = self.rank;
@@ -370,7 +378,7 @@ impl PyEngine {
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.ours().is_err() || lock_plain(&self.live).is_none()
+        self.ours().is_err() || ends() || lock_plain(&self.live).is_none()
     }
 
     /// Writes what is staged and closes the tiers. A second call does nothing.
@@ -378,7 +386,7 @@ impl PyEngine {
     fn close<'py>(&self, py: Python<'py>, timeout_s: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         self.ours()?;
         let limit = timeout_s.map_or(self.close_deadline, seconds);
-        let report = guard(|| Ok(py.detach(|| self.close_now(limit))))?;
+        let report = guard(|| Ok(detached(py, || self.close_now(limit))))?;
         json_value(py, &report)
     }
 
@@ -455,17 +463,8 @@ impl PyEngine {
 
     fn live(&self) -> PyResult<Arc<Live>> {
         self.ours()?;
-        let live = lock_plain(&self.live).clone();
+        let live = lock_plain(&self.live).clone().filter(|_| !ends());
         live.ok_or_else(|| ClosedError::new_err("the engine is closed"))
-    }
-}
-
-impl Live {
-    fn close(&self, limit: Duration) -> CloseReport {
-        self.queue.close();
-        self.background.close();
-        self.locks.clear();
-        self.engine.close(limit)
     }
 }
 
@@ -476,7 +475,7 @@ impl Drop for PyEngine {
         }
         // Other Python threads go on while the tiers are closed.
         let limit = self.close_deadline;
-        let closed = Python::try_attach(|py| py.detach(|| self.close_now(limit)));
+        let closed = Python::try_attach(|py| detached(py, || self.close_now(limit)));
         if closed.is_none() {
             self.close_now(limit);
         }
@@ -495,6 +494,22 @@ fn views<'py>(
 ) -> PyResult<Vec<Buffer>> {
     same_number(keys, objects.len(), "buffers")?;
     objects.iter().enumerate().map(|(place, object)| view(object, place)).collect()
+}
+
+/// No byte of memory is the place of two chunks: of both only one could be there in the end.
+fn apart<'a>(buffers: impl IntoIterator<Item = &'a Buffer>) -> PyResult<()> {
+    let places =
+        |(place, buffer): (usize, &'a Buffer)| buffer.addresses().map(move |it| (it, place));
+    let mut pieces: Vec<_> = buffers.into_iter().enumerate().flat_map(places).collect();
+    pieces.sort_unstable_by_key(|(piece, _)| piece.start);
+    match pieces.windows(2).find(|pair| pair[0].0.end > pair[1].0.start) {
+        Some(pair) => {
+            let (one, other) = (pair[0].1.min(pair[1].1), pair[0].1.max(pair[1].1));
+            let problem = format!("buffers {one} and {other} overlap: give each chunk its own");
+            Err(SizeError::new_err(problem))
+        }
+        None => Ok(()),
+    }
 }
 
 fn same_number(keys: usize, others: usize, what: &str) -> PyResult<()> {

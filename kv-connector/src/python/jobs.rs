@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use super::{
     background::{Filling, Staging},
-    guard,
+    interruptible,
     load::seconds,
 };
 use crate::Seek;
@@ -26,7 +26,7 @@ impl PyFill {
     /// Waits until it is done; whether it is.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let job = self.0.ours()?;
-        guard(|| Ok(py.detach(|| job.wait(seconds(timeout_s)))))
+        interruptible(py, seconds(timeout_s), |part| job.wait(part))
     }
 
     /// None while it is not done; then one bool for each buffer.
@@ -56,7 +56,7 @@ impl PyStage {
     /// Waits until it is done; whether it is.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let job = self.0.ours()?;
-        guard(|| Ok(py.detach(|| job.wait(seconds(timeout_s)))))
+        interruptible(py, seconds(timeout_s), |part| job.wait(part))
     }
 
     /// None while it is not done; then what became of each chunk.

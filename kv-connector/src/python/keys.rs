@@ -93,7 +93,10 @@ fn salt_bytes(salt: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 
 /// A dictionary as the JSON that the configuration is read from.
 pub(super) fn json_text(py: Python<'_>, dictionary: &Bound<'_, PyDict>) -> PyResult<String> {
-    py.import("json")?.call_method1("dumps", (dictionary,))?.extract()
+    let options = PyDict::new(py);
+    // A path may stand where the file would have its text.
+    options.set_item("default", py.import("os")?.getattr("fspath")?)?;
+    py.import("json")?.call_method("dumps", (dictionary,), Some(&options))?.extract()
 }
 
 /// What serialises, as Python objects.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use super::{Buffer, errors::ForkedError, guard};
+use super::{Buffer, errors::ForkedError, guard, interruptible, live::detached};
 use crate::Load;
 
 /// A load on its way, with the buffers that it goes to.
@@ -29,8 +29,7 @@ impl PyLoad {
 
     /// Waits until there is something to take, or all is done.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
-        let limit = seconds(timeout_s);
-        guard(|| Ok(py.detach(|| self.load.wait(limit))))
+        interruptible(py, seconds(timeout_s), |part| self.load.wait(part))
     }
 
     /// Copies what has come into the buffers. None while it is not done, then one bool for each chunk.
@@ -38,7 +37,7 @@ impl PyLoad {
         if std::process::id() != self.owner_pid {
             return Err(ForkedError::new_err("this load belongs to the parent process"));
         }
-        guard(|| Ok(py.detach(|| fill(&self.load, &self.buffers))))
+        guard(|| Ok(detached(py, || fill(&self.load, &self.buffers))))
     }
 }
 

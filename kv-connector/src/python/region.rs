@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use pyo3::{buffer::PyUntypedBuffer, prelude::*};
 
-use super::{Buffer, errors::SizeError};
+use super::{Buffer, errors::SizeError, view_of};
 
 /// A caller's memory that pages are cut from; it stays in place as long as this or one of its pages lives.
 #[pyclass(frozen, name = "Region", module = "kvbraid")]
@@ -23,7 +23,7 @@ pub(crate) struct PyPage {
 impl PyRegion {
     #[new]
     fn new(buffer: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let view = PyUntypedBuffer::get(buffer)?;
+        let view = view_of(buffer)?;
         if !view.is_c_contiguous() {
             return Err(SizeError::new_err(
                 "the region is not in one piece: give a contiguous one",

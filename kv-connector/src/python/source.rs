@@ -1,6 +1,6 @@
 //! What an engine is opened from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pyo3::{
     exceptions::PyTypeError,
@@ -24,9 +24,11 @@ impl Source {
             return json_text(py, dictionary).map(Self::Json);
         }
         if let Ok(text) = config.cast::<PyString>() {
-            let text = text.to_str()?;
-            // No path has a line break or a table in it.
-            if text.contains(['\n', '[']) {
+            // What is no Unicode is a path. Few paths have line breaks or brackets: such a file is there, or it is TOML.
+            if let Ok(text) = text.to_str()
+                && (text.contains('\n') || text.contains('[') && text.contains('='))
+                && !Path::new(text).exists()
+            {
                 return Ok(Self::Toml(text.to_owned()));
             }
         }
