@@ -429,10 +429,11 @@ time.sleep(0.2)
 
 
 def test_the_end_of_the_interpreter_finds_no_thread_inside_and_closes_what_is_held(directory: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for turn in range(6):
         (where := directory / str(turn)).mkdir()
         command = [sys.executable, "-c", ENDS, str(where)]
-        child = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60, check=False)
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert child.returncode == 0, f"turn {turn} ended with {child.returncode}: {child.stderr[-2000:]}"
         with Engine(config(where)) as engine:
             assert all(engine.lookup([key(n) for n in range(8)])), "what was staged is lost"

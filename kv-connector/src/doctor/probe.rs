@@ -21,6 +21,8 @@ const READ_FOR: Duration = Duration::from_secs(2);
 /// How long the engine's own search for a window may take after open.
 const SEARCH_FOR: Duration = Duration::from_secs(2);
 const CHUNKS_LEAST: u64 = 4;
+/// How long a tier may take to say what it holds.
+const LOOKUP_WAIT_MS: u64 = 5_000;
 
 pub(super) fn examine(diagnosis: &mut Diagnosis, config: &Config, place: usize) {
     let tier = &config.tiers[place];
@@ -100,6 +102,8 @@ fn small(config: &Config, place: usize) -> Option<Config> {
         ByteSize(record.saturating_mul(8).max(64 << 20).min(BYTES_MAX.max(record)));
     small.engine.cache_stores = false;
     small.engine.scrub_bytes_per_s = ByteSize(0);
+    // A shared tier that was just opened knows no chunk: on a busy machine it answers late.
+    small.engine.lookup_wait_ms = small.engine.lookup_wait_ms.max(LOOKUP_WAIT_MS);
     let tier = &mut small.tiers[0];
     let space = nix::sys::statvfs::statvfs(tier.path.as_deref()?).ok()?;
     let free = space.blocks_available().saturating_mul(space.fragment_size());
