@@ -34,7 +34,7 @@ class HiCachePool:
         tokens = (shape.chunks + 2) * PAGE
         places = {"device_capacity_tokens": PAGE, "start_layer": 0, "end_layer": LAYERS}
         # SGLang wants much of the machine to itself otherwise.
-        with host_memory_budget_scope(1 << 30):
+        with host_memory_budget_scope((shape.chunks + 4) * shape.chunk_bytes):
             info = device._mha_buffer_info()
             self._pool = MHATokenToKVPoolHost(
                 info, tokens / PAGE, 0, PAGE, "page_first", pin_memory=False, device="cpu", **places
