@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from content import Content
-from mooncake_master import Mooncake
+from mooncake_master import RETRY_S, Mooncake
 from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
@@ -87,7 +87,7 @@ class HiCachePool:
         while not all(self._storage.batch_set_v1(names, places)):
             if time.monotonic() > end:
                 raise TimeoutError("pages are refused")
-            time.sleep(0.1)
+            time.sleep(RETRY_S)
 
     def _leave_memory(self, mooncake: Mooncake) -> None:
         keys, _, _ = self._storage._batch_preprocess(

@@ -6,9 +6,7 @@ import time
 from typing import Any
 
 from managers import WAIT_S, InProcess, Shape
-from mooncake_master import Mooncake
-
-RETRY_S = 1.0
+from mooncake_master import RETRY_S, Mooncake
 
 
 class MooncakeConnector(InProcess):

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 WAIT_S = 120.0
+LEASE_MS, RETRY_S = 200, 1.0
+"""What was asked for does not leave memory while its lease lasts: who asks again sooner finds no room, ever."""
 SEGMENT_BYTES = 512 << 20
 """Memory that chunks are put to, and leave when the device has them."""
 STAGING_BYTES = 1 << 30
@@ -72,7 +74,7 @@ class Mooncake:
 
         program = Path(mooncake.__path__[0]) / "mooncake_master"
         options = [f"--rpc_address={HOST}", f"--rpc_port={PORT}", f"--metrics_host={HOST}", "--enable_offload=true"]
-        options += ["--default_kv_lease_ttl=200", "--enable_metric_reporting=false", "--logtostderr"]
+        options += [f"--default_kv_lease_ttl={LEASE_MS}", "--enable_metric_reporting=false", "--logtostderr"]
         self._master = subprocess.Popen([program, *options], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
         end = time.monotonic() + WAIT_S
         while True:
