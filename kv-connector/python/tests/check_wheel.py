@@ -291,6 +291,8 @@ def test_the_event_descriptor_tells_of_loads(directory: Path) -> None:
 
 def test_locked_chunks_stay_and_a_second_unlock_does_nothing(directory: Path) -> None:
     with Engine(config(directory)) as engine:
+        # Writes wait for the next forward pass.
+        engine.forward_began(), engine.forward_ended()
         engine.store([key(1), key(2)], [payload(1), payload(2)])
         assert engine.delete([key(1)]) == [False], "it is still to be written"
         assert engine.flush(30)
