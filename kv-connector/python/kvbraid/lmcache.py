@@ -123,6 +123,7 @@ class L2Adapter(L2AdapterInterface):
         self._recalled = False
         self._lookup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._load_fd, self._store_fd = self._engine.load_fd, self._engine.room_fd
+        self._has_warned = False
         self._closed = False
         """Set under the lock before any descriptor is closed: later their numbers are somebody else's files."""
 
@@ -176,6 +177,8 @@ class L2Adapter(L2AdapterInterface):
                 left.append(place)
             else:
                 store.failed = True
+                if result == "too_large":
+                    self._warn_too_large(sizes[place])
         self._note(new)
         store.keys = [store.keys[place] for place in left]
         store.native = [store.native[place] for place in left]
@@ -186,6 +189,13 @@ class L2Adapter(L2AdapterInterface):
             self._engine.ring_when_room()
         else:
             self._end(store, successful=not store.failed)
+
+    def _warn_too_large(self, size: int) -> None:
+        """Once: LMCache names the keys of stores that fail, and not why."""
+        if not self._has_warned:
+            self._has_warned, most = True, self._engine.chunk_bytes_max
+            problem = f"an object of {size} bytes is larger than [engine] chunk_bytes_max = {most}: none such is kept"
+            _log.warning('KVBraid: %s; write chunk_bytes_max = "%d KiB" or more', problem, -(-size // 1024))
 
     def _end(self, store: _Store, *, successful: bool) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -215,6 +216,21 @@ def test_a_waiting_store_that_fails_is_told_and_the_others_end(directory: Path) 
         ended |= {tasks[it]: result.is_successful() for it, result in found.items()}
     assert ended == {0: True, 1: False, 2: True, 3: True}
     made.close()
+
+
+def test_objects_that_are_too_large_are_told_of_once_with_what_to_write(directory: Path) -> None:
+    told_of: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told_of.append(record.getMessage())
+    logging.getLogger("kvbraid.lmcache").addHandler(handler)
+    made = adapter(config(directory, chunk="16 KiB"))
+    for n in range(3):
+        assert not store(made, [object_key(n)], [payload(n)[:SMALL]])
+    assert store(made, [object_key(4)], [payload(4)[:1000]])
+    made.close()
+    logging.getLogger("kvbraid.lmcache").removeHandler(handler)
+    (text,) = told_of
+    assert f"{SMALL} bytes" in text and "chunk_bytes_max = 16384" in text and '"20 KiB"' in text
 
 
 def test_locks_of_look_ups_that_nobody_asks_about_are_taken_back(directory: Path) -> None:
