@@ -18,6 +18,7 @@ impl Demo {
     }
 
     pub(crate) fn run(self) -> Result<()> {
+        println!("building, if need be: 5 to 15 minutes the first time");
         let mut command = run::cargo();
         command.args([
             "run",

@@ -116,8 +116,9 @@ impl fmt::Display for Diagnosis {
         let (warnings, failures) = (self.count(Verdict::Warn), self.count(Verdict::Fail));
         match (failures, warnings) {
             (0, 0) => writeln!(f, "fit"),
+            (0, 1) => writeln!(f, "fit, with a warning"),
             (0, _) => writeln!(f, "fit, with {warnings} warnings"),
-            _ => writeln!(f, "NOT FIT: {failures} failures, {warnings} warnings"),
+            _ => writeln!(f, "NOT FIT: failures {failures}, warnings {warnings}"),
         }
     }
 }

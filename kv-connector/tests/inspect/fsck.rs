@@ -114,7 +114,7 @@ fn an_engine_that_runs_is_named_and_nothing_is_read() {
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{error}");
     let pid = std::process::id().to_string();
-    assert!(error.contains(&format!("pid {pid}")) && error.contains("no socket"), "{error}");
+    assert!(error.contains(&format!("pid {pid}")) && error.contains("close the engine"), "{error}");
     drop(engine);
     assert_eq!(place.kvbraid(&["fsck"]).status.code(), Some(0));
     assert_eq!(place.kvbraid(&["fsck", "--rate", "0"]).status.code(), Some(2));

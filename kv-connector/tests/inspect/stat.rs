@@ -40,7 +40,7 @@ fn with_an_engine_it_shows_what_that_counts() {
     assert_eq!(stats["miss_reasons"]["not_held"], 2, "{stats}");
     let text = String::from_utf8(place.kvbraid(&["stat"]).stdout).unwrap();
     for words in
-        ["5 of 7 chunks", "2 (not held 2)", "huge pages", "tier one (closed)", "window     7"]
+        ["5 of 7 chunks", "2 (not held 2)", "huge pages", "tier one (serving)", "window     7"]
     {
         assert!(text.contains(words), "no `{words}` in\n{text}");
     }

@@ -35,6 +35,17 @@ impl Failure {
         Self::usage(format!("{}; {hint}: close the engine first", chain(&error)))
     }
 
+    /// Likewise, of a command that needs the directories for itself, whoever answers.
+    pub(crate) fn busy(error: EngineError, config: &Config) -> Self {
+        let EngineError::Tier { source: TierError::Locked { .. }, .. } = &error else {
+            return error.into();
+        };
+        let socket = config.engine.socket.as_ref();
+        let socket = socket.map(|path| format!(" (its socket: {})", path.display()));
+        let hint = format!("close the engine first{}", socket.unwrap_or_default());
+        Self::usage(format!("{}; {hint}", chain(&error)))
+    }
+
     /// What to print.
     pub(crate) fn line(&self) -> &str {
         &self.line

@@ -39,7 +39,7 @@ impl Fsck {
         }
         let bar = Bar::new(0);
         let mut offline =
-            Offline::open(config.clone()).map_err(|error| Failure::held(error, &config))?;
+            Offline::open(config.clone()).map_err(|error| Failure::busy(error, &config))?;
         bar.set_steps(offline.stats().tiers.iter().map(|tier| tier.chunks).sum());
         bar.phase("chunks verified");
         let mut options = CheckOptions::default();

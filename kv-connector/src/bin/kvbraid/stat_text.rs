@@ -49,7 +49,7 @@ fn engine(text: &mut String, stats: &Value) {
     line(text, "chunks", format_args!("{held} on any tier, {leased} leased"));
     for (name, key) in [("read memory", "read_memory"), ("staging", "staging_memory")] {
         let memory = &stats[key];
-        let locked = if memory["locked"] == true { ", locked" } else { "" };
+        let locked = if memory["locked"] == true { ", locked" } else { ", not locked" };
         let huge = bytes(&memory["huge_page_bytes"]);
         line(
             text,
@@ -61,7 +61,14 @@ fn engine(text: &mut String, stats: &Value) {
 
 fn tier(text: &mut String, tier: &Value) {
     let word = |name: &str| tier[name].as_str().unwrap_or("").to_owned();
-    let state = [word("breaker"), word("state")].concat();
+    let state = match (&*word("breaker"), &*word("state")) {
+        ("closed", _) => "serving",
+        ("open", _) => "not read: its breaker is open",
+        ("half_open", _) => "read on trial: its breaker is half open",
+        ("", "opened") => "no engine has it",
+        ("", other) | (other, _) => other,
+    }
+    .to_owned();
     let _ = writeln!(text, "tier {} ({state})", word("name"));
     if tier["path"].is_string() {
         line(text, "  path", word("path"));
