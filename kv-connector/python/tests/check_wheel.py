@@ -401,6 +401,8 @@ def test_ctrl_c_ends_a_wait(directory: Path) -> None:
     engine = Engine(slow)
     engine.store(keys, contents)
     stage = engine.submit_store([key(n) for n in range(100, 400)], [payload(n) for n in range(300)], 60)
+    # Who runs in the background of a shell ignores it from the start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for wait in (lambda: engine.flush(60), lambda: stage.wait(60)):
         begun, alarm = time.monotonic(), threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         alarm.start()
