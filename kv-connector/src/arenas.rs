@@ -39,20 +39,25 @@ impl Sizes {
         let read_slots = cache_slots.saturating_add((buffer / slot_bytes).max(1));
         Self { slot_bytes, cache_slots, read_slots, staging_slots: engine.staging.0 / slot_bytes }
     }
+
+    /// Of reads and staging.
+    fn bytes(&self) -> (u64, u64) {
+        let bytes = |slots: u64| slots.saturating_mul(self.slot_bytes);
+        (bytes(self.read_slots), bytes(self.staging_slots))
+    }
 }
 
 impl Arenas {
     /// Bytes of both, reads and staging.
     pub(crate) fn bytes(config: &Config) -> (u64, u64) {
-        let sizes = Sizes::of(config);
-        let bytes = |slots: u64| slots.saturating_mul(sizes.slot_bytes);
-        (bytes(sizes.read_slots), bytes(sizes.staging_slots))
+        Sizes::of(config).bytes()
     }
 
     pub(crate) fn new(config: &Config) -> Result<Self, EngineError> {
         let engine = &config.engine;
-        let (reads, staging) = Self::bytes(config);
-        let Sizes { slot_bytes, cache_slots, read_slots, staging_slots } = Sizes::of(config);
+        let sizes = Sizes::of(config);
+        let (reads, staging) = sizes.bytes();
+        let Sizes { slot_bytes, cache_slots, read_slots, staging_slots } = sizes;
         let cache = cache_slots.saturating_mul(slot_bytes);
         let parts = [
             ("engine.host_cache", cache),

@@ -124,10 +124,12 @@ impl Worker {
             return;
         }
         let since_ns = *self.sounding.quiet_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) < QUIET_NS {
+            return;
+        }
         let stats = self.tier.stats();
         let window_max = self.depth.max();
-        let is_full = stats.chunks >= FULL_WINDOWS * u64::from(window_max);
-        if !is_full || now_ns.saturating_sub(since_ns) < QUIET_NS {
+        if stats.chunks < FULL_WINDOWS * u64::from(window_max) {
             return;
         }
         self.sounding.later = false;

@@ -23,26 +23,26 @@ impl Failure {
         Self { line: line.to_string(), code: 1 }
     }
 
-    /// The directories cannot be opened; if an engine has them, says where it answers.
+    /// The directories cannot be opened; if an engine has them, says where it does not answer.
     pub(crate) fn held(error: EngineError, config: &Config) -> Self {
-        let EngineError::Tier { source: TierError::Locked { .. }, .. } = &error else {
-            return error.into();
-        };
         let hint = match &config.engine.socket {
             Some(socket) => format!("nobody answers on its socket {}", socket.display()),
             None => "its configuration names no socket to ask it on".to_owned(),
         };
-        Self::usage(format!("{}; {hint}: close the engine first", chain(&error)))
+        Self::locked(error, &format!("{hint}: close the engine first"))
     }
 
     /// Likewise, of a command that needs the directories for itself, whoever answers.
     pub(crate) fn busy(error: EngineError, config: &Config) -> Self {
+        let socket = config.engine.socket.as_ref();
+        let socket = socket.map(|path| format!(" (its socket: {})", path.display()));
+        Self::locked(error, &format!("close the engine first{}", socket.unwrap_or_default()))
+    }
+
+    fn locked(error: EngineError, hint: &str) -> Self {
         let EngineError::Tier { source: TierError::Locked { .. }, .. } = &error else {
             return error.into();
         };
-        let socket = config.engine.socket.as_ref();
-        let socket = socket.map(|path| format!(" (its socket: {})", path.display()));
-        let hint = format!("close the engine first{}", socket.unwrap_or_default());
         Self::usage(format!("{}; {hint}", chain(&error)))
     }
 

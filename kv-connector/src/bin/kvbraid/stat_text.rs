@@ -61,14 +61,14 @@ fn engine(text: &mut String, stats: &Value) {
 
 fn tier(text: &mut String, tier: &Value) {
     let word = |name: &str| tier[name].as_str().unwrap_or("").to_owned();
-    let state = match (&*word("breaker"), &*word("state")) {
+    let (breaker, state) = (word("breaker"), word("state"));
+    let state = match (breaker.as_str(), state.as_str()) {
         ("closed", _) => "serving",
         ("open", _) => "not read: its breaker is open",
         ("half_open", _) => "read on trial: its breaker is half open",
         ("", "opened") => "no engine has it",
         ("", other) | (other, _) => other,
-    }
-    .to_owned();
+    };
     let _ = writeln!(text, "tier {} ({state})", word("name"));
     if tier["path"].is_string() {
         line(text, "  path", word("path"));
